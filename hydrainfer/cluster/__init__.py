@@ -1,4 +1,4 @@
-"""Several instances as one: the hub in the server, a node around each engine, and who gets a request.
+"""Several instances as one: the hub in the server, a node around each engine, and the choice of an instance.
 
 Called by assemble; the server sees the hub as an `EngineHandle`, engines see a roster as their `Placement` and a node
 as their `PeerLink`. Knows an engine only by its handle and `step`; never schedules and never touches caches or tensors.

@@ -1,10 +1,10 @@
 """The process of an instance that is a Ray actor.
 
-It has one incarnation of the instance, on a thread:
+The process runs one incarnation of the instance, on a thread:
 
-    built ─> runs until told to close ─> waits for the launcher, who ends it for good
-      │            └─ crashes ─> the process exits ─> Ray starts another: the next incarnation says `Hello`
-      └─ cannot be ─> tells the hub, waits until the launcher ends it ─┘
+    built ─> runs until told to close ─> waits for the launcher, which ends it for good
+      │            └─ crashes ─> the process exits ─> Ray starts another: the next incarnation sends `Hello`
+      └─ cannot be built ─> tells the hub, waits until the launcher ends it ─┘
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from hydrainfer.engine import Engine
 from hydrainfer.machine import host_identity
 
 _log = logging.getLogger(__name__)
-_LET_GO_S = 30.0  # an instance that has closed waits this long to be ended by its launcher
-_START_PAUSE_S = 1.0  # so that one which cannot start, and cannot say so, does not spin
-_RETRY_S = 120.0  # one that has said so ends by itself after this long, should nobody end it
+_LET_GO_S = 30.0  # an instance that has closed waits this long for its launcher to end it
+_START_PAUSE_S = 1.0  # before an instance that cannot start, and cannot tell the hub so, exits and is started again
+_RETRY_S = 120.0  # an instance that has told the hub so exits after this long if nobody ends it
 
 
 class ActorInstance:
-    """The object in the actor's process. Calls only wait; nothing of a request passes here. `build`: the pickled
-    `Build` of the instance, unpickled once cores and threads are set."""
+    """The object in the actor's process. Its methods only wait; no data of a request passes through them. `build`: the
+    pickled `Build` of the instance, unpickled once cores and threads are set."""
 
     def __init__(self, plan: NodePlan, build: bytes) -> None:
         self._plan = plan
         self._incarnation: int | None = None
-        self._heard_of = False  # by the hub, if it fails from now on
+        self._heard_of = False  # whether the hub is told if the instance fails from now on
         self._over = threading.Event()
         threading.Thread(target=self._live, args=(build,), name=f"instance-{plan.name}", daemon=True).start()
 
@@ -44,13 +44,13 @@ class ActorInstance:
         return self._plan.name
 
     def outlast(self, incarnation: int) -> None:
-        """Wait until that incarnation is over."""
+        """Wait until this incarnation is over; return at once if the process runs another one."""
         if incarnation == self._incarnation:
             self._over.wait()
 
     def finish(self) -> tuple[str, int]:
-        """Wait until the instance, which has been told to close, has done so, if it ever ran. Returns host and process
-        id."""
+        """Wait until the instance, which has been told to close, has closed; return at once if it never ran. Returns
+        host and process id."""
         if self._incarnation is not None:
             self._over.wait()
         return host_identity(), os.getpid()
@@ -64,23 +64,24 @@ class ActorInstance:
             engine, facts = pickle.loads(build)(self._plan)(node)
             self._incarnation = node.incarnation
             gc.collect()
-            gc.freeze()  # what was loaded lives for ever: keep it out of every later collection
+            gc.freeze()  # loaded objects live until the end: keep them out of every later collection
             return engine, facts
 
         try:
             self._settle()
             run_node(self._plan, make)
-        except HydraError:  # has been told or logged
+        except HydraError:  # the hub has been told, or the error is in the log
             self._exit()
         except BaseException:
             _log.exception("instance %s ended", self._plan.name)
             self._exit()
         self._over.set()
         time.sleep(_LET_GO_S)
-        os._exit(1)  # the hub was silent, or its server is not there to end us; Ray knows whether to start another
+        os._exit(1)  # the hub was silent, or the server is gone and cannot end us; Ray decides about a restart
 
     def _settle(self) -> None:
-        """Set cores and threads, of this thread and all that it starts, before anything that computes is imported."""
+        """Set the cores and the number of threads of this thread and of those that it starts. Called before a module
+        that computes is imported."""
         share = self._plan.share
         if share.cores:
             try:

@@ -1,4 +1,4 @@
-"""Checks that a layout fits a cluster before anything waits for resources that never come."""
+"""Checks that a layout fits a cluster, made before an instance waits for resources that never become free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def needs(share: MachineShare) -> dict[str, float]:
 
 
 def cpus_each(n: int, nodes: Iterable[Amounts]) -> float:
-    """CPUs for each of `n` instances: one, or the largest 1/k of one that `nodes` can give all of them."""
+    """The number of CPUs for each of `n` instances: one, or the largest 1/k of a CPU that `nodes` have for each."""
     cpus = [node.get("CPU", 0.0) for node in nodes]
     if not any(cpus):
         return 0.0
@@ -28,8 +28,8 @@ def cpus_each(n: int, nodes: Iterable[Amounts]) -> float:
 
 
 def shortfall(wanted: Mapping[str, Amounts], nodes: Sequence[Amounts], free: Amounts | None = None) -> str | None:
-    """One line that says what is missing for the instances of `wanted`, None if nothing is. `free`: of all nodes
-    together, what nobody has taken; None is all of it."""
+    """One line that says what is missing for the instances of `wanted`, or None if they fit. `free`: the amounts that
+    are not in use, summed over all nodes; None if everything is free."""
     for name in sorted({r for amounts in wanted.values() for r in amounts}):
         total = sum(amounts.get(name, 0.0) for amounts in wanted.values())
         there = sum(node.get(name, 0.0) for node in nodes)

@@ -1,4 +1,4 @@
-"""The folder of a run: its sockets, Ray's session and token; and how it goes away even if the server was killed."""
+"""The folder of a run, with its sockets and Ray's session and token. It is removed even if the server was killed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from hydrainfer.cluster.guardian import end_processes, end_run
 from hydrainfer.core import ConfigError
 
 PREFIX = "hydrainfer-"
-OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing of ours is in it
+OBJECT_STORE_BYTES = 80 << 20  # the minimum that Ray accepts; we store nothing in it
 _LOCK = "lock"
 _LONGEST_BASE = 50  # bytes: an ipc address ends at 107
-_LONGEST_BASE_RAY = 13  # its sockets are in r/session_<time>_<pid>/sockets
+_LONGEST_BASE_RAY = 13  # bytes: Ray's sockets are in r/session_<time>_<pid>/sockets
 _ROOM_BYTES = 1 << 20
 _ROOM_RAY_BYTES = 16 << 20  # half a megabyte at start; logs grow
 _GOODBYE_S = 15.0
-_KEPT = {"SPT_NOENV": "1"}  # `setproctitle`, which Ray uses, overwrites what others see of the environment otherwise
+_KEPT = {"SPT_NOENV": "1"}  # without it `setproctitle`, which Ray uses, overwrites the environment in /proc
 
 
 class RunFolder:
-    """A folder that only this user may look into. A lock says that the run lives, in whatever container it does; what
-    is left of runs that do not is ended and removed by the next one. `for_ray`: Ray's session will be inside. Raises
-    `ConfigError` if the temporary directory cannot be used."""
+    """A folder that only this user can read. Its lock is held while the run lives, and can be seen from other
+    containers. The next run ends the processes, and removes the folders, of runs that are dead. `for_ray`: Ray's
+    session will be inside. Raises `ConfigError` if the temporary directory cannot be used."""
 
     def __init__(self, for_ray: bool = False) -> None:
         base = _base(_LONGEST_BASE_RAY if for_ray else _LONGEST_BASE)
@@ -44,9 +44,9 @@ class RunFolder:
             self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
         except OSError as e:
             raise _unusable(base, n_bytes, e) from None
-        self.ray = self.path / "r"  # Ray lets everybody in there, but nobody gets so far
+        self.ray = self.path / "r"  # Ray makes it readable for all users, but they cannot enter `path`
         try:
-            new = self.path / f"{_LOCK}.new"  # who finds the lock finds it taken
+            new = self.path / f"{_LOCK}.new"  # locked before it is renamed, so `lock` is never seen unlocked
             self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             new.rename(self.path / _LOCK)
@@ -56,14 +56,15 @@ class RunFolder:
             raise _unusable(base, n_bytes, e) from None
 
     def new_token(self) -> Path:
-        """A file with a secret of this run."""
+        """Write a new secret of this run to a file that only this user can read, and return its path."""
         path = self.path / "token"
         with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
         return path
 
     def guard(self) -> dict[str, str]:
-        """Start the guardian. A process that has the returned environment ends with this one. Safe to repeat."""
+        """Start the guardian. It ends every process that has the returned environment variables when this process
+        ends. Safe to repeat."""
         if self._guardian is None:
             self._guardian = subprocess.Popen(
                 [sys.executable, "-I", "-S", guardian.__file__, str(self.path), str(os.getpid())],
@@ -80,7 +81,7 @@ class RunFolder:
         end_processes(str(self.path))
 
     def remove(self) -> None:
-        """End the guarded processes that are left and remove everything."""
+        """End the guarded processes that are left and remove the folder."""
         if self._guardian is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._guardian.communicate(b".", _GOODBYE_S)
@@ -90,15 +91,15 @@ class RunFolder:
 
 
 def _base(longest: int) -> str:
-    """The temporary directory, or /tmp if its path is too long for sockets. One that the user has chosen and that is
-    full is not silently replaced, as `tempfile` does."""
+    """The temporary directory, or /tmp if its path is longer than `longest` bytes, which is too long for sockets. A
+    full TMPDIR is kept and leads to an error; `tempfile` would silently use another directory."""
     asked = os.environ.get("TMPDIR", "")
     base = os.path.abspath(asked) if os.path.isdir(asked) else tempfile.gettempdir()
     return base if len(os.fsencode(base)) <= longest else "/tmp"
 
 
 def _ray_bytes() -> int:
-    """Ray's objects are in this folder if they do not fit into the machine's shared memory."""
+    """The room that Ray needs in the folder. Its object store is there if it does not fit into shared memory."""
     try:
         shared = shutil.disk_usage("/dev/shm").free
     except OSError:
@@ -107,7 +108,7 @@ def _ray_bytes() -> int:
 
 
 def _check_room(folder: Path, n_bytes: int) -> None:
-    """Check for room by taking it for a moment: neither a quota nor a reserve can be read anywhere."""
+    """Check for room by allocating it for a moment, since quotas and reserved blocks cannot be queried."""
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, n_bytes)
 

@@ -1,12 +1,12 @@
-"""Every live request of the server: which instance has it, what it has answered, and what to do when that is lost.
+"""The live requests of the server: where each one runs, the tokens it has so far, and its recovery when they are lost.
 
-    submit ─> placed at an instance ─moves─> another … ─> its end is told, once
-                        │ the instance dies; a token is missing
-                        └─> the next life: a new name at the instances, prompt + tokens told so far, placed again
+    submit ─> placed at an instance ─moves─> another … ─> its end is sent to the client, once
+                        │ the instance dies, or a token is missing
+                        └─> the next life: a new name at the instances, prompt + tokens sent so far, placed again
 
-A life's name is unique, so that nothing left of an earlier life, wherever it still is, can speak for a later one; what
-the client has been told is never told again. Pure: no sockets, no clock. Calls return nothing; what is to be said to
-instances is taken from `orders`, what is to be told to clients goes to `sink`.
+The name of a life is unique, so messages that are left of an earlier life cannot be taken for those of a later one. A
+client never gets a token twice. Pure: no sockets, no clock. Messages to instances are collected from `orders`; outputs
+for clients go to `sink`.
 """
 
 from __future__ import annotations
@@ -40,34 +40,35 @@ from hydrainfer.core import (
 
 _log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
-_UNHEARD = 0.125  # what a death counts of an instance that had said nothing of the request: it was likely dead before
+_UNHEARD = 0.125  # weight of a death before the instance reported the request: it was likely dead on submission
 _CLEARED = 16  # tokens after which a request is not suspected of having killed the last instance
 _Instance = tuple[str, int]  # name and incarnation
 
 
 @dataclass(slots=True)
 class _LiveRequest:
-    """`name`: of its present life. `owner`: the instance that answers for it; None while no instance can take it.
-    `giver`: who handed it to `owner`, until `owner` has said that it is there. `heard`: `owner` has spoken of it."""
+    """A request that has not ended. `name`: the name of its present life. `owner`: the instance that has it; None while
+    no instance can take it. `giver`: the instance that handed it to `owner`, until `owner` has confirmed that it
+    arrived. `heard`: whether `owner` has reported it. `hops`: its moves in this life."""
 
     request: Request
     name: str
     n_lives: int = 1
-    n_deaths: float = 0.0  # of instances in a row, without `_CLEARED` tokens between
-    n_before: int = 0  # tokens when its present life began
+    n_deaths: float = 0.0  # weighted deaths of its instances in a row, without `_CLEARED` tokens between them
+    n_before: int = 0  # tokens it had when its present life began
     produced: list[int] = field(default_factory=list)
     owner: _Instance | None = None
     giver: _Instance | None = None
     heard: bool = False
     hops: int = 0
-    early: list[Output] = field(default_factory=list)  # came before an earlier one
+    early: list[Output] = field(default_factory=list)  # outputs that came before one that precedes them
     since: float = 0.0  # when it lost its owner, or when the first `early` came
     cancelled: bool = False
 
 
 @dataclass(slots=True)
 class _Member:
-    """One live incarnation. `killed`: its death has been ordered. `n_reports`: heard of it."""
+    """One live incarnation. `killed`: the hub has been asked to kill it. `n_reports`: reports received from it."""
 
     hello: Hello
     heard_s: float
@@ -77,8 +78,8 @@ class _Member:
 
 
 class Front:
-    """`record` gets the lifecycle events of all instances under the requests' own names. `away_s`: the `timeout_s` of
-    `Restarts`."""
+    """The live requests and instances. `record` gets the lifecycle events of all instances, with the requests' own ids.
+    `stall_s`: an instance whose step has hung for longer is killed. `away_s`: the `timeout_s` of `Restarts`."""
 
     def __init__(
         self,
@@ -91,10 +92,10 @@ class Front:
     ) -> None:
         self.roster = roster
         self.members: dict[str, _Member] = {}
-        self.kills: list[_Instance] = []  # believed to hang
+        self.kills: list[_Instance] = []  # the instances that the hub is to kill
         self.restarts = Restarts(roster.roles, away_s)
         self.rolling = Rolling()
-        self.lost: Lost | None = None  # once a stage is
+        self.lost: Lost | None = None  # the first stage that was lost for good
         self.n_recovered = 0
         self._sink = sink
         self._record = record
@@ -110,8 +111,8 @@ class Front:
     # ---- clients
 
     def submit(self, request: Request, now: float) -> None:
-        """Take a request on. It waits, as one whose instance has died, if no instance runs its first stage now. Raises
-        `Unavailable` if none ever will."""
+        """Place a new request. If no instance runs its first stage now, the request waits for one, like a request whose
+        instance has died. Raises `Unavailable` if a stage is lost for good."""
         if self.lost is not None:
             raise _lost_error(self.lost.stage)
         live = _LiveRequest(request, request.id)
@@ -138,9 +139,9 @@ class Front:
     # ---- instances
 
     def hello(self, hello: Hello, now: float) -> None:
-        """Take in that an instance runs; if it ran before, that incarnation is dead."""
+        """Note that an instance runs. An earlier incarnation of it is dead."""
         if (hello.peer.name, hello.peer.incarnation) in self._buried:
-            return  # its death was known before its word came
+            return  # its death was reported before its `Hello` arrived
         known = self.members.get(hello.peer.name)
         if known is not None and known.hello.peer.incarnation != hello.peer.incarnation:
             self.gone(hello.peer.name, known.hello.peer.incarnation, now)
@@ -149,17 +150,17 @@ class Front:
         self._announce()
         for name, cached in self.roster.learned():
             self._spread(name, cached, [hello.peer.name])
-        self._beat_at = now  # somebody may wait for it
+        self._beat_at = now  # requests may wait for this instance
 
     def failed(self, name: str, incarnation: int, error: ErrorInfo, now: float) -> None:
-        """Take in that an incarnation ends because of `error`. If it never ran, another attempt to start the instance
-        has failed."""
+        """Note that an incarnation ends because of `error`. If it never ran, this was a failed attempt to start the
+        instance."""
         if name not in self.members and (name, incarnation) not in self._buried:
             self.restarts.failed(name, error, now)
 
     def gone(self, name: str, incarnation: int, now: float, for_good: bool = False) -> None:
-        """Take in that the process of that incarnation is dead: whatever it had goes on elsewhere. `for_good`: nothing
-        starts it again."""
+        """Note that the process of an incarnation is dead, and place its requests elsewhere. `for_good`: nothing starts
+        it again."""
         self._buried.add((name, incarnation))
         member = self.members.get(name)
         if member is None or member.hello.peer.incarnation != incarnation:
@@ -194,7 +195,7 @@ class Front:
             live = self._lives.get(event.request_id)
             if live is not None:
                 live.heard |= live.owner == (report.name, report.incarnation)
-            if live is not None and event.kind is not EventKind.ARRIVED:  # that was noted when it was submitted
+            if live is not None and event.kind is not EventKind.ARRIVED:  # `submit` has recorded ARRIVED
                 self._note(event._replace(request_id=live.request.id))
         for output in report.outputs:
             live = self._lives.get(output.request_id)
@@ -205,7 +206,7 @@ class Front:
     # ---- time
 
     def tick(self, now: float) -> float:
-        """Check deadlines, silent instances and requests without one. Returns when it wants to be called again."""
+        """Check deadlines, silent instances and requests without an instance. Returns the time of the next call."""
         pulse = self._pulse
         if now >= self._beat_at:
             self._beat_at = now + pulse.beat_s
@@ -230,7 +231,7 @@ class Front:
     # ---- inside: requests
 
     def _check_stages(self, now: float) -> None:
-        """End the requests that need a stage which is lost."""
+        """End the requests that need a stage that is lost for good."""
         if self.lost is None:
             self.lost = self.restarts.lost(self.roster.dark(), now)
         if self.lost is not None:
@@ -249,8 +250,9 @@ class Front:
         return True
 
     def _lose(self, live: _LiveRequest, now: float, by_death: bool = True) -> None:
-        """Begin a request's next life, with what the client has been told; the present one is over without an end."""
-        self._revoke([live.name])  # should any of it still be somewhere
+        """Begin the next life of a request, with the tokens that the client has got. The present life ends without a
+        last output."""
+        self._revoke([live.name])  # an instance may still have it
         if live.cancelled:
             self._end(live, now, "abort")
             return
@@ -273,8 +275,8 @@ class Front:
         self._place(live, now)
 
     def _follow(self, reporter: _Instance, moved: Moved, now: float) -> None:
-        """Take in who owns a request now. Reports of giver and taker come in any order; the one of more moves is the
-        later one."""
+        """Note which instance owns a request now. The reports of giver and taker may come in either order; the one with
+        more hops is newer."""
         live = self._lives.get(moved.request_id)
         if live is None or moved.hops < live.hops:
             return
@@ -310,7 +312,7 @@ class Front:
             live.n_deaths = 0.0
         for _ in tokens:
             self._note(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s))
-        prompt = () if known else output.prompt_logprobs  # they come with the first token
+        prompt = () if known else output.prompt_logprobs  # prompt logprobs come with the first token
         fresh = msgspec.structs.replace(
             output, token_ids=tokens, logprobs=output.logprobs[known:], prompt_logprobs=prompt
         )
@@ -346,7 +348,7 @@ class Front:
             self._lose(live, now, by_death=False)
 
     def _try_again(self, live: _LiveRequest, now: float) -> bool:
-        """Place a request if an instance can take it. Returns False once its patience is over."""
+        """Place a request if an instance can take it. Returns False once the request has waited for `patience_s`."""
         since = live.since
         if self._place(live, now):
             return True
@@ -354,15 +356,15 @@ class Front:
         return now < since + self._pulse.patience_s
 
     def _revoke(self, names: list[str]) -> None:
-        """Cancel these lives everywhere. Instances remember it: one that is on its way to another ends where it
-        arrives."""
+        """Cancel these lives at every instance. Instances remember the names, so a request that is on its way ends
+        where it arrives."""
         if names:
             self._tell_all(Cancel(tuple(names)))
 
     def _note(self, event: LifecycleEvent) -> None:
         try:
             self._record(event)
-        except Exception:  # who only counts must not stop who serves
+        except Exception:  # a failure in metrics must not stop serving
             _log.exception("an event could not be recorded")
 
     def _flush(self) -> None:
@@ -403,7 +405,7 @@ class Front:
         self._tell_all(Members(peers))
 
     def _spread(self, name: str, cached: Cached, among: Iterable[str]) -> None:
-        """Tell those who hand requests to it which prefixes came and went there."""
+        """Tell the instances that hand requests to `name` which prefixes it has gained and lost."""
         for other in among:
             if self.roster.hands_to(other, name):
                 self._orders.setdefault(other, []).append(Learned(name, cached))
@@ -418,15 +420,15 @@ def _has_work(stats: InstanceStats) -> bool:
 
 
 def _needs(live: _LiveRequest, stage: Stage) -> bool:
-    """Whether a request cannot finish unless some instance runs `stage`. One that an instance of other stages has, has
-    its pictures encoded and, with its first token, its prompt prefilled."""
+    """Whether a request cannot finish unless some instance runs `stage`. A request that is at an instance without that
+    stage is past encode; once it has produced a token, it is past prefill."""
     if stage not in live.request.plan():
         return False
     return live.owner is None or stage is Stage.DECODE or (stage is Stage.PREFILL and not live.produced)
 
 
 def _lost_error(stage: Stage) -> Unavailable:
-    """The error of requests that need a lost stage. The reason is left to the log and `/health`."""
+    """The error for requests that need a lost stage. The reason is in the log and in `/health`."""
     return Unavailable(
         f"no instance can {stage.value} any more, and none can be started again: the server ends", code="stage_lost"
     )

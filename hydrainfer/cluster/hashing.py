@@ -1,4 +1,4 @@
-"""Consistent hashing: a picture keeps its encoder while encoders come and go, so that its embedding is found again."""
+"""Consistent hashing: most pictures keep their encoder when encoders come or go, so cached embeddings are found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _POINTS = 64  # per name: shares differ by about 1/sqrt(64)
 
 
 class HashRing:
-    """Names on a ring. A key belongs to the first name clockwise of it that is asked for."""
+    """Names on a ring. A key belongs to the first name clockwise of it."""
 
     def __init__(self, names: Iterable[str]) -> None:
         points = sorted((_place(f"{name}#{i}".encode()), name) for name in names for i in range(_POINTS))
@@ -30,7 +30,7 @@ class HashRing:
 
 @lru_cache(maxsize=16)
 def ring_of(names: tuple[str, ...]) -> HashRing:
-    """The ring of these names, which every instance of a layout has alike."""
+    """The ring of these names; the same in every process."""
     return HashRing(names)
 
 

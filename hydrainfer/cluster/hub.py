@@ -1,4 +1,4 @@
-"""The server's side of the cluster: an `EngineHandle` over all instances, on a thread that owns the sockets."""
+"""The server's side of the cluster: an `EngineHandle` over all instances, with a thread that owns the sockets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class _Watched(NamedTuple):
 
 
 class Hub:
-    """`start` waits until every instance runs. All other methods may be called from any thread."""
+    """The `EngineHandle` over all instances. `start` waits until every instance runs. All other methods may be called
+    from any thread. `pixels_at`: the address at which instances get pictures from `pixels`."""
 
     def __init__(
         self,
@@ -67,9 +68,9 @@ class Hub:
         self.pixels_at: str = self._pixel_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._lock = threading.Lock()  # around the front
         self._connected: dict[str, int] = {}
-        self._n_orders: dict[str, int] = {}  # sent to each since it was connected
+        self._n_orders: dict[str, int] = {}  # by name, the messages sent since it was connected
         self._watched: list[_Watched] = []
-        self._gone: deque[tuple[str, int]] = deque()  # filled by any thread
+        self._gone: deque[tuple[str, int]] = deque()  # dead incarnations; any thread may append
         self._failed: dict[str, HydraError] = {}
         self._host = host_identity()
         self._closing = False
@@ -97,14 +98,14 @@ class Hub:
         return msgspec.structs.replace(stats, stalled_s=float("inf")) if self._broken else stats
 
     def lost(self) -> str | None:
-        """The reason why the instances can never again do their work, or None."""
+        """The reason why the cluster can never serve again, or None."""
         if self._broken:
             return "the hub stopped after an internal error; see the log"
         lost = self._front.lost
         return self.launcher.lost if lost is None else lost.why
 
     def instances(self) -> list[InstanceInfo]:
-        """Every instance of the layout, there or not."""
+        """Every instance of the layout, running or not."""
         with self._lock:
             members, now = dict(self._front.members), self._clock()
             troubles = {plan.name: self._front.restarts.trouble(plan.name) for plan in self._plans}
@@ -121,7 +122,8 @@ class Hub:
         return infos
 
     def restart_all(self) -> bool:
-        """Begin to restart every instance, one at a time, while requests go on. False if nothing starts one again."""
+        """Begin to restart every instance, one at a time, while requests go on. Returns False if the launcher does not
+        restart instances."""
         if not self.launcher.revives:
             return False
         with self._lock:
@@ -145,7 +147,8 @@ class Hub:
     # ---- start
 
     def start(self, plans: Sequence[NodePlan], timeout_s: float) -> None:
-        """Start every instance. Raises what one raised that could not start, or `ConfigError` after `timeout_s`."""
+        """Start every instance and wait for them. Raises the error of an instance that could not start, or
+        `ConfigError` after `timeout_s`."""
         self._plans = plans
         self._thread.start()
         try:
@@ -188,7 +191,7 @@ class Hub:
                 self._front.end_all(shutting_down(), self._clock())
 
     def _give_up(self) -> None:
-        """End every request and stop waiting for instances: the server ends."""
+        """End every request and the wait in `start`, since the server ends."""
         _log.error("the server ends: %s", self.launcher.lost)
         with self._lock:
             self._closing = True
@@ -238,7 +241,7 @@ class Hub:
         if isinstance(message, Failed) and message.name in self.facts:
             _log.error("instance %s: %s", message.name, message.error.message)
             self._front.failed(message.name, message.incarnation, message.error, now)
-        elif isinstance(message, Failed):  # `start` raises it
+        elif isinstance(message, Failed):  # `start` raises the error
             with self._started:
                 self._failed[message.name] = message.error.exception()
                 self._started.notify_all()
@@ -264,10 +267,10 @@ class Hub:
             if self._connected.get(name) != peer.incarnation:
                 self._mesh.connect(name, peer.address)
                 self._connected[name], self._n_orders[name] = peer.incarnation, 0
-                if self._closing:  # it came while the others were closing
+                if self._closing:  # it came after `_shut` had told the others to close
                     self._order(name, Close())
 
-    # ---- who has died
+    # ---- deaths
 
     def _watch(self, hello: Hello) -> None:
         peer = hello.peer
@@ -292,7 +295,7 @@ class Hub:
                 self._gone.append((watched.name, watched.incarnation))
         while self._gone:
             name, incarnation = self._gone.popleft()
-            if not self._closing and name not in self._failed:  # which `start` raises
+            if not self._closing and name not in self._failed:  # `start` raises the error of a failed one
                 _log.error("instance %s has died", name)
             for_good = not self.launcher.revives and not self._closing
             self._front.gone(name, incarnation, self._clock(), for_good)
@@ -313,17 +316,17 @@ class Hub:
                     signal.pidfd_send_signal(watched.fd, signal.SIGKILL)
                     return
             self.launcher.kill(name, incarnation)
-        except Exception:  # gone by itself, another user's, or Ray is in trouble: it stays a suspect
+        except Exception:  # it has ended, belongs to another user, or Ray fails: the instance stays suspect
             _log.exception("instance %s could not be killed", name)
 
     def _retry(self, name: str) -> None:
         try:
             self.launcher.restart(name)
-        except Exception:  # Ray is in trouble: it has so long to come back as one may be away
+        except Exception:  # Ray fails: it may recover until the instance has been away for too long
             _log.exception("instance %s could not be started again", name)
 
     def _shut(self) -> None:
-        """Tell all to close, hear their last words, end what does not."""
+        """Tell all instances to close, read their last reports, and end those that do not close in time."""
         for name in self._connected:
             self._order(name, Close())
         closed = threading.Event()

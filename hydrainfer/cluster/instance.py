@@ -1,4 +1,4 @@
-"""One instance without sockets: the turns that `Node` takes in production and the planner takes on a virtual clock.
+"""One instance without sockets: `Node` runs it in production, the planner on a virtual clock.
 
 hear ─> step: the engine's step ─> report to the hub, if there is news or a beat is due ─> parcels to peers
 """
@@ -16,11 +16,11 @@ from hydrainfer.engine import Engine
 
 
 class Pulse(msgspec.Struct, frozen=True):
-    """The intervals and limits by which instances are judged alive. `beat_s`: the hub and every instance speak at least
-    this often. `suspect_s`, `dead_s`: after this silence an instance gets requests only if nobody else can, and is
-    killed. `gap_s`: how long an output that came before its turn waits for the missing one. `patience_s`: how long a
-    request waits for an instance of its stage. `grace_s`: an instance may be this late with a request's end after its
-    deadline."""
+    """The intervals and time limits by which the hub and the instances notice failures. `beat_s`: the hub and every
+    instance send a message at least this often. `suspect_s`: an instance that was silent for this long gets requests
+    only if no other can take them; after `dead_s` it is killed. `gap_s`: how long an output that came too early waits
+    for the missing one before it. `patience_s`: how long a request waits for an instance of its stage. `grace_s`: how
+    late after its deadline an instance may report the end of a request."""
 
     beat_s: float = 0.25
     suspect_s: float = 5.0
@@ -31,13 +31,14 @@ class Pulse(msgspec.Struct, frozen=True):
 
 
 class Instance(ABC):
-    """`engine` is set by whoever builds it, to which this is the `PeerLink`, `roster` the `Placement`, `sink` and
-    `moved` what it reports to. It reports at least every `beat_s`."""
+    """The engine of one instance and its connection to hub and peers. The owner sets `engine`, whose `PeerLink` is this
+    object, whose `Placement` is `roster`, and which calls `sink` and `moved`. A report is made at least every
+    `beat_s`."""
 
     def __init__(self, name: str, incarnation: int, roster: Roster, beat_s: float) -> None:
         self.name, self.incarnation, self.roster = name, incarnation, roster
         self.engine: Engine | None = None
-        self.outputs: list[Output] = []  # these two: what the next report says
+        self.outputs: list[Output] = []  # these two are for the next report
         self.moves: list[Moved] = []
         self.beat_at = 0.0
         self._beat_s = beat_s
@@ -45,11 +46,11 @@ class Instance(ABC):
 
     @abstractmethod
     def report(self, now: float) -> None:
-        """Tell the hub `outputs`, `moves` and the load."""
+        """Send `outputs`, `moves` and the load to the hub."""
 
     @abstractmethod
     def post(self, peer: str, parcel: Parcel) -> None:
-        """Send a parcel, or lose it."""
+        """Send a parcel. It may be lost."""
 
     # ---- what the engine calls
 
@@ -67,12 +68,12 @@ class Instance(ABC):
     # ---- turns
 
     def hear(self, message: Parcel | HubOrder, now: float) -> None:
-        """Take in what a peer or the hub has said; who is there and when to close is not heard here."""
+        """Handle a message of a peer or the hub. `Members` and `Close` are left to `Node`."""
         engine = self.engine
         assert engine is not None
         match message:
             case Parcel(sender, incarnation):
-                if self.roster.knows(sender, incarnation):  # others are dead, or not yet announced
+                if self.roster.knows(sender, incarnation):  # if not, it is dead or not yet announced
                     self.roster.loads[sender] = message.load
                     engine.deliver(message)
             case Submit(request, produced):
@@ -85,20 +86,20 @@ class Instance(ABC):
                 self.roster.learn(name, cached)
 
     def step(self, now: float) -> float:
-        """Step the engine and say what came of it. Returns when the engine wants the next one; infinity: when woken."""
+        """Step the engine, report to the hub, send parcels. Returns the time of the next step; infinity: when woken."""
         engine = self.engine
         assert engine is not None
         wake_at = engine.step(now)
         if self.outputs or self.moves or now >= self.beat_at:
             self.speak(now)
-        if self._parcels:  # after the report: what a peer goes on from has been told
+        if self._parcels:  # after the report: the hub has the outputs from which a peer continues
             for peer, parcel in self._parcels:
                 self.post(peer, parcel)
             self._parcels.clear()
         return float("inf") if wake_at is None else wake_at
 
     def speak(self, now: float) -> None:
-        """Report all that has not been told."""
+        """Send a report and clear the outputs and moves that it contained."""
         self.report(now)
         self.outputs.clear()
         self.moves.clear()

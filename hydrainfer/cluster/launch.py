@@ -1,4 +1,4 @@
-"""Launchers start instances. The hub knows one only by this port."""
+"""Launchers, which start instances: the interface that the hub uses, and one that runs instances as threads."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ _log = logging.getLogger(__name__)
 Facts = dict[str, str | int | float]
 Build = Callable[[Node], tuple[Engine, Facts]]
 Gone = Callable[[str, int], None]
-"""Hears the name and incarnation of an instance that is known to be dead. Any thread."""
+"""A function that is called with the name and incarnation of a dead instance. Any thread may call it."""
 
 
 class Launcher(Protocol):
-    """Starts one instance per plan and, if it `revives`, starts those again that die. `lost`: why it can start nothing
-    any more, once that is so; the server ends then."""
+    """Starts one instance per plan. If `revives`, the launcher also restarts instances that die. `lost`: the reason why
+    it can start nothing any more, or None; the server ends once it is set."""
 
     revives: bool
     lost: str | None
 
     def start(self, plans: Sequence[NodePlan], on_gone: Gone) -> None:
-        """Begin to start them all and return; each says `Hello` or `Failed` to the hub. Raises `ConfigError` if they
-        cannot be placed."""
+        """Begin to start all instances and return. Each sends `Hello` or `Failed` to the hub. Raises `ConfigError` if
+        there is no room for them."""
 
     def watch(self, name: str, incarnation: int) -> None:
-        """Call `on_gone` when this instance, which has said `Hello`, ends."""
+        """Call `on_gone` when this instance, which has sent `Hello`, ends."""
 
     def kill(self, name: str, incarnation: int) -> None:
-        """End an instance that is believed to hang, so that its death is known."""
+        """Kill an instance that seems to hang. Its death is then reported as any other."""
 
     def restart(self, name: str) -> None:
-        """Start an instance again whose latest start has `Failed`. Only if the launcher `revives`."""
+        """Start an instance again after its latest start has `Failed`. Called only if the launcher `revives`."""
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the instances, which have been told to close, then end those that are left."""
+        """Wait for the instances, which have been told to close, then kill those that are left."""
 
 
 class InProcess:
-    """Every instance is a thread of this process. `build` makes an instance's engine. Tests find the nodes in
-    `nodes`."""
+    """A launcher that runs every instance as a thread of this process. `build` makes the engine of an instance.
+    `nodes`: the nodes by name, for tests."""
 
     def __init__(self, build: Callable[[NodePlan], Build]) -> None:
         self.revives = False
@@ -66,10 +66,10 @@ class InProcess:
         """Nothing to do: the thread itself calls `on_gone`."""
 
     def kill(self, name: str, incarnation: int) -> None:
-        """A thread cannot be killed; it stays a suspect."""
+        """Nothing to do: a thread cannot be killed; the instance stays suspect."""
 
     def restart(self, name: str) -> None:
-        """A thread that has ended does not come back."""
+        """Nothing to do: a thread that has ended is not started again."""
 
     def close(self, timeout_s: float) -> None:
         for thread in self._threads.values():

@@ -1,8 +1,8 @@
-"""One endpoint of the cluster's messages: a ZeroMQ socket to hear with, one to each peer to speak with.
+"""One endpoint of the cluster's messages: a ZeroMQ socket that receives, and one per peer that sends.
 
-A message is bytes, in parts if it is long; sending never blocks and a message to a peer that is gone is lost, which the
-protocol above expects. Addresses are `ipc://` or loopback; one that leaves the machine needs `Keys`: CURVE, and a ZAP
-authenticator that admits the cluster's own key and no other.
+A message is bytes, in several parts if it is long. Sending never blocks. A message to a peer that is gone is lost,
+which the protocol expects. Addresses are `ipc://` or loopback. Other addresses need `Keys`: CURVE encryption, and a ZAP
+authenticator that admits only the cluster's own key.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hydrainfer.core import ConfigError, SeldomLog
 
 _log = logging.getLogger(__name__)
 _LOCAL = ("ipc://", "inproc://", "tcp://127.", "tcp://[::1]", "tcp://localhost")
-_QUEUE = 100_000  # messages to one peer; one that does not read so many is as good as gone
-_LONGEST_PART = 32 << 20  # of a message; a peer that sends a longer one is cut off
-_CURVE_BYTES = 1024  # that encryption adds to a part, at most
+_QUEUE = 100_000  # messages queued for one peer; further ones are dropped
+_LONGEST_PART = 32 << 20  # bytes in a part of a message; a peer that sends a longer part is disconnected
+_CURVE_BYTES = 1024  # the most that encryption adds to a part
 _LAST_WORDS_MS = 500
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """The cluster's CURVE key pair (Z85): whoever has the secret half is a member."""
+    """The cluster's CURVE key pair (Z85). Every process that has the secret key is a member."""
 
     public: str
     secret: str
@@ -39,7 +39,8 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 class Mesh:
-    """Used on one thread, but for `wake`. `bind`: an address to hear at; a tcp port may be `*`."""
+    """One endpoint. All methods but `wake` are called on one thread. `bind`: the address at which it receives; a tcp
+    port may be `*`. Raises `ConfigError` if the address cannot be bound or needs `keys`."""
 
     def __init__(self, bind: str, keys: Keys | None = None) -> None:
         if keys is None and not bind.startswith(_LOCAL):
@@ -60,7 +61,7 @@ class Mesh:
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def listen(self, kind: int, bind: str) -> zmq.Socket:
-        """A bound socket that `poll` watches, too. Raises `ConfigError` if the address cannot be had."""
+        """A bound socket that `poll` also watches. Raises `ConfigError` if the address cannot be bound."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.RCVHWM, _QUEUE)
         socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST_PART + _CURVE_BYTES)
@@ -76,7 +77,8 @@ class Mesh:
         return socket
 
     def connect(self, name: str, address: str) -> None:
-        """Speak to `name` at `address` from now on; what it did not hear at an earlier address is dropped."""
+        """Send messages for `name` to `address` from now on. Messages still queued for an earlier address are
+        dropped."""
         self.forget(name)
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, _QUEUE)
@@ -96,7 +98,7 @@ class Mesh:
             socket.close(linger=0)
 
     def send(self, name: str, data: bytes) -> None:
-        """Hand a message over and return; it is lost if `name` is not connected or has stopped reading."""
+        """Queue a message and return. It is lost if `name` is not connected or has stopped reading."""
         socket = self._peers.get(name)
         if socket is None:
             return
@@ -113,7 +115,7 @@ class Mesh:
         """Wait for a message, a `wake` or the timeout (None: for ever), whichever is first."""
         ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         if not ready and timeout_s is not None:
-            time.sleep(timeout_s % 0.001)  # what a poll, which counts in milliseconds, left
+            time.sleep(timeout_s % 0.001)  # the rest: a poll counts whole milliseconds
         if self._wake in ready:
             os.eventfd_read(self._wake)
         if self._gate is not None and self._gate in ready:
@@ -127,7 +129,7 @@ class Mesh:
         self._poller.unregister(fd)
 
     def receive(self) -> Iterable[bytes]:
-        """The messages that have come."""
+        """The messages that have arrived."""
         while True:
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -136,7 +138,7 @@ class Mesh:
             yield parts[0] if len(parts) == 1 else b"".join(parts)
 
     def wake(self) -> None:
-        """End a `poll`. Any thread."""
+        """Make `poll` return. May be called from any thread."""
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -144,10 +146,10 @@ class Mesh:
         self._context.destroy(linger=_LAST_WORDS_MS)
         os.close(self._wake)
 
-    # ---- who may speak to us
+    # ---- authentication
 
     def _open_gate(self) -> zmq.Socket:
-        """The socket at which this context asks whether a key may come in (ZeroMQ RFC 27)."""
+        """The socket at which this context asks whether to admit a key (ZAP, ZeroMQ RFC 27)."""
         gate = self._context.socket(zmq.REP)
         gate.bind("inproc://zeromq.zap.01")
         self._poller.register(gate, zmq.POLLIN)
@@ -165,7 +167,7 @@ class Mesh:
 
 
 def speak_with(socket: zmq.Socket, keys: Keys | None) -> None:
-    """Make `socket` a client of the cluster."""
+    """Set the CURVE keys that make `socket` a client of the cluster."""
     if keys is not None:
         socket.curve_serverkey = keys.public.encode()
         socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()

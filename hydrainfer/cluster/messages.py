@@ -1,13 +1,13 @@
-"""The messages between the hub and the instances. Between instances it is `core.Parcel`; nothing else is on a socket.
+"""The messages between the hub and the instances. Instances send each other only `core.Parcel`.
 
     instance: Hello ─────────────> hub      I am here (or `Failed`: I cannot start)
-              <── Orders(Members, Beat) ──  who else is, and how busy
-              <── Orders(Learned) ────────  what others have computed, if this one hands requests to them
+              <── Orders(Members, Beat) ──  the other instances, and how busy they are
+              <── Orders(Learned) ────────  prefixes that others have cached, if this one hands requests to them
               <── Orders(Submit, Cancel) ─
               Report ───────────────>       one per step: outputs, events, moves, load; also the heartbeat
               <── Orders(Close) ──────────
 
-Times on the wire are the hub's clock.
+Times in messages are on the hub's clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hydrainfer.core import Cached, ErrorInfo, InstanceStats, LifecycleEvent, Lo
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """One live incarnation of an instance. `suspect`: it has not been heard of for a while."""
+    """One live incarnation of an instance. `suspect`: it was silent for a while, or is about to be restarted."""
 
     name: str
     role: str
@@ -30,8 +30,8 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """An instance runs. `host`: see `machine.host_identity`; `facts`: what it found out at start, by name of the
-    option."""
+    """An instance runs. `host`: see `machine.host_identity`; `facts`: values that it determined at start, by name of
+    the option."""
 
     peer: Peer
     host: str
@@ -48,7 +48,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Moved(NamedTuple):
-    """A request belongs to that incarnation of an instance after `hops` moves."""
+    """After `hops` moves, a request belongs to this incarnation of instance `owner`."""
 
     request_id: str
     owner: str
@@ -57,9 +57,9 @@ class Moved(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """The results of a step, at `at_s`. `stats` only now and then. `cached`: of an instance that keeps KV. `n`: number
-    of the report, from 1: one that is missing was lost on its way, and its sender is of no use any more (0: not
-    counted)."""
+    """The results of a step, at `at_s`. `stats`: only at every beat. `cached`: changes of the prefix cache, from an
+    instance that keeps KV. `n`: the number of the report, from 1; if a number is missing, a report was lost and its
+    sender is killed (0: not counted)."""
 
     name: str
     incarnation: int
@@ -77,32 +77,32 @@ ToHub = Hello | Failed | Report
 
 
 class Members(msgspec.Struct, frozen=True, tag=True):
-    """All live incarnations. One that is no longer named is known to be dead."""
+    """All live incarnations. An incarnation that is no longer in the list is dead."""
 
     peers: tuple[Peer, ...]
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Run a request, with the tokens that it has from an earlier life."""
+    """Run a request. `produced`: the tokens that it has from an earlier life."""
 
     request: Request
     produced: tuple[int, ...] = ()
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """End these requests, wherever they are or will be."""
+    """End these requests, also if they arrive only later."""
 
     request_ids: tuple[str, ...]
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """The hub lives; how busy each instance is."""
+    """The hub's heartbeat, with the load of each instance."""
 
     loads: dict[str, Load]
 
 
 class Learned(msgspec.Struct, frozen=True, tag=True):
-    """The prefixes that came to and went from instance `name`, which prefills."""
+    """The prefixes that the cache of instance `name` gained and lost."""
 
     name: str
     cached: Cached
@@ -116,7 +116,7 @@ HubOrder = Members | Submit | Cancel | Beat | Learned | Close
 
 
 class Orders(msgspec.Struct, frozen=True, tag=True):
-    """All that the hub has to say to one incarnation, sent at `hub_s`; `n` as in `Report`."""
+    """The orders of the hub to one incarnation, sent at `hub_s`. `n` as in `Report`."""
 
     incarnation: int
     hub_s: float
@@ -149,5 +149,5 @@ def decode_to_instance(data: bytes) -> ToInstance:
 def _decode(decoder: msgspec.msgpack.Decoder[_M], data: bytes) -> _M:
     try:
         return decoder.decode(data)
-    except (UnicodeDecodeError, RecursionError) as e:  # msgspec lets these out as they are
+    except (UnicodeDecodeError, RecursionError) as e:  # msgspec does not wrap these
         raise msgspec.DecodeError(str(e)) from None

@@ -1,4 +1,4 @@
-"""One instance between its sockets: drives the engine, hears the hub and the peers, reports after each step."""
+"""One instance with its sockets: runs the engine, receives from the hub and the peers, reports after each step."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ from hydrainfer.machine import host_identity, local_ip
 
 _log = logging.getLogger(__name__)
 HUB = "hub"
-_GOODBYE_S = 2.0  # for peers to say that they read our blocks no more
+_GOODBYE_S = 2.0  # for peers to confirm that they no longer read our blocks
 _REPORTED_BY_OUTPUTS = (EventKind.TOKEN, EventKind.FINISHED)
 _PULSE = Pulse()
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """All that an instance is told when it is started. `hub`: where the hub hears, on machine `hub_host`; `pixels`:
-    where it gives out pictures; `bind`: where to hear, with places for `name`, `incarnation` and the `ip` from which
-    this machine reaches the hub. `roles`: of every instance of the layout. `secret`: what its transports know members
-    by. `share`: what it gets of its machine. `log_level`: from which its process, where it has one, writes logs."""
+    """The parameters with which an instance is started. `hub`: the hub's address, on machine `hub_host`; `pixels`: the
+    address from which pictures are fetched; `bind`: the instance's own address, with places for `name`, `incarnation`
+    and the `ip` from which this machine reaches the hub. `roles`: the role of every instance of the layout. `secret`:
+    the shared secret by which transports recognize members. `share`: the instance's share of its machine. `log_level`:
+    the least level that is logged, if the instance has its own process."""
 
     name: str
     roles: dict[str, str]
@@ -74,8 +75,8 @@ class Wire(Protocol):
 
 
 class Node(Instance):
-    """An instance between its sockets. `ip`: at which peers reach this machine. Everything but `wake` on one thread,
-    the one that calls `run`. `at_end`: called when the engine has been closed."""
+    """An instance with its sockets. `ip`: the address at which peers reach this machine. All methods but `wake` are
+    called on one thread, the one that calls `run`. `at_end`: functions to call once the engine is closed."""
 
     def __init__(
         self,
@@ -103,22 +104,23 @@ class Node(Instance):
         self.at_end: list[Callable[[], None]] = []
 
     def record(self, event: LifecycleEvent) -> None:
-        """Note an event of the engine."""
+        """Keep an event of the engine for the next report. Token and finish events are left out: outputs imply them."""
         if event.kind not in _REPORTED_BY_OUTPUTS:
             self._events.append(event)
 
     # ---- the life of an instance
 
     def start(self, engine: Engine, facts: dict[str, str | int | float]) -> None:
-        """Say `Hello`."""
+        """Send `Hello` to the hub."""
         self.engine = engine
-        self._heard_s = self._local()  # the silence counts from here: nobody speaks to who has not said Hello
+        self._heard_s = self._local()  # the hub's silence counts from here: it sends nothing before `Hello`
         role = self.plan.roles[self.name]
         me = Peer(self.name, role, self.incarnation, self.mesh.address)
         self._tell(Hello(me, self._host, os.getpid(), facts))
 
     def run(self) -> None:
-        """Take turns until the hub says `Close` or has been silent for too long."""
+        """Take turns until the hub sends `Close` or has been silent for too long. Then end the requests that are left
+        and close the engine."""
         engine = self.engine
         assert engine is not None, "run before start"
         try:
@@ -138,12 +140,12 @@ class Node(Instance):
                 call()
 
     def _closes(self, engine: Engine) -> bool:
-        """End every request that is here, also those that have come meanwhile."""
+        """End every request that is here, also those that have arrived since the last call. Always returns True."""
         engine.fail_all(shutting_down(), self.clock())
         return True
 
     def turn(self) -> float:
-        """Hear what has come, step, report. Returns the seconds for which there is nothing to do."""
+        """Read the messages that have arrived, step, report. Returns the seconds until the next turn."""
         for data in self.mesh.receive():
             self._read(data)
         self._watch_hub()
@@ -153,7 +155,7 @@ class Node(Instance):
         return max(min(wake_at, self.beat_at) - self.clock(), 0.0)
 
     def fail(self, error: HydraError) -> None:
-        """Say why there will be no instance."""
+        """Tell the hub why the instance cannot run."""
         self._tell(Failed(self.name, self.incarnation, ErrorInfo.of(error)))
 
     def report(self, now: float) -> None:
@@ -174,12 +176,12 @@ class Node(Instance):
         self.mesh.send(HUB, encode(message))
 
     def _watch_hub(self) -> None:
-        """Close if the server is silent for too long: without it nobody wants the answers."""
+        """Close if the server has been silent for too long: without a server nobody waits for the answers."""
         if self._local() - self._heard_s > self._pulse.dead_s and not self.closing:
             _log.error("instance %s has not heard of the server for %.0f s and stops", self.name, self._pulse.dead_s)
-            self.closing = self._deserted = True  # should it still live, others go on with what was here
+            self.closing = self._deserted = True  # if the hub still lives, it places our requests elsewhere
 
-    # ---- what is heard
+    # ---- messages received
 
     def _read(self, data: bytes) -> None:
         try:
@@ -222,8 +224,9 @@ class Node(Instance):
 
 
 class HubClock:
-    """The hub's clock as heard here: the local one, shifted. On the `same` machine they are one clock; elsewhere the
-    least delayed message of late tells the shift, and nothing is `known` before the first. Never runs backwards."""
+    """The hub's clock, estimated as the local clock plus a shift. On the `same` machine they are one clock. Elsewhere
+    the shift comes from the least delayed of the recent messages, and the time is not `known` before the first one.
+    Never runs backwards."""
 
     def __init__(self, local: Callable[[], float], same: bool) -> None:
         self._local = local
@@ -233,11 +236,11 @@ class HubClock:
         self._last_s = 0.0
 
     def hear(self, hub_s: float) -> None:
-        """A message of the hub, sent at `hub_s`, has arrived."""
+        """Note that a message, which the hub sent at `hub_s`, has arrived."""
         if self._same:
             return
         self.known = True
-        shift_s = hub_s - self._local()  # too small by the time it travelled
+        shift_s = hub_s - self._local()  # too small by the message's travel time
         if self._shift_s is None:
             self._shift_s, self._last_s = shift_s, hub_s
         elif shift_s > self._shift_s:
@@ -254,13 +257,14 @@ _DRIFT_S = 1e-5  # per message
 
 
 def run_node(plan: NodePlan, build: Callable[[Node], tuple[Engine, dict[str, str | int | float]]]) -> None:
-    """The whole life of an instance: `build` makes its engine. The hub hears why, if that fails."""
+    """Run an instance from start to end. `build` makes its engine; if it fails, the hub is told why, and the error is
+    raised."""
     incarnation = time.time_ns() // 1000
     ip = local_ip(plan.hub) if "{ip}" in plan.bind else "127.0.0.1"
     try:
         mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, ip=ip), plan.keys)
     except HydraError as e:
-        _log.error("instance %s: %s", plan.name, e)  # no way to tell the hub
+        _log.error("instance %s: %s", plan.name, e)  # there is no socket to tell the hub
         raise
     try:
         node = Node(plan, incarnation, mesh, ip=ip)

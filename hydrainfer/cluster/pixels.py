@@ -1,6 +1,6 @@
-"""Pictures on their way to an encoder: asked for by reference when they are needed, as frames beside the messages.
+"""Transfer of pictures to encoders: fetched by reference when they are needed, over a socket of their own.
 
-The server keeps them until the request ends, so that a lost encode can be repeated anywhere.
+The server keeps them until the request ends, so that a lost encode can be repeated at any instance.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _QUESTIONS = 3
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """The frame before the bytes of a uint8 array."""
+    """The frame that precedes the bytes of a uint8 array."""
 
     shape: tuple[int, ...]
 
 
 def answer_pixels(socket: zmq.Socket, pixels: PixelSource) -> None:
-    """Answer what has been asked of the ROUTER `socket`; a picture that is no longer there gets an empty answer."""
+    """Answer the requests that have arrived at the ROUTER `socket`. The answer is empty if a picture is gone."""
     while True:
         try:
             who, ref = socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return
         except ValueError:
-            continue  # not a question
+            continue  # not two frames
         try:
             array = pixels(ref.decode())
         except (KeyError, UnicodeDecodeError):
@@ -45,7 +45,7 @@ def answer_pixels(socket: zmq.Socket, pixels: PixelSource) -> None:
 
 
 class PixelClient:
-    """A `PixelSource` over a socket of its own. Used on one thread at a time, which it blocks."""
+    """A `PixelSource` that fetches over a socket of its own. A call blocks; calls of several threads take turns."""
 
     def __init__(self, address: str, keys: Keys | None = None) -> None:
         self._address, self._keys = address, keys
@@ -54,17 +54,18 @@ class PixelClient:
         self._lock = threading.Lock()
 
     def __call__(self, ref: str) -> np.ndarray:
-        """uint8, as stored. Raises `KeyError` if the server has it no longer, `Unavailable` if it does not answer."""
+        """The picture as stored, uint8. Raises `KeyError` if the server no longer has it, `Unavailable` if the server
+        does not answer."""
         with self._lock:
             socket = self._socket or self._open()
-            for _ in range(_QUESTIONS):  # one may be lost with a connection
+            for _ in range(_QUESTIONS):  # a request may be lost with a connection
                 if not socket.poll(_TIMEOUT_MS, zmq.POLLOUT):
-                    continue  # nobody is there, or nobody who admits us
+                    continue  # no server is there, or it does not admit us
                 socket.send(ref.encode())
                 while socket.poll(_TIMEOUT_MS):
                     got, header, data = socket.recv_multipart(copy=False)
                     if got.bytes != ref.encode():
-                        continue  # the answer to a question that was given up
+                        continue  # a late answer to an earlier request
                     if not header.bytes:
                         raise KeyError(ref)
                     shape = msgspec.msgpack.decode(header.bytes, type=_Header).shape
@@ -73,7 +74,7 @@ class PixelClient:
 
     def _open(self) -> zmq.Socket:
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)  # a question nobody waits for keeps no thread alive
+        self._socket.setsockopt(zmq.LINGER, 0)  # unsent requests must not delay the end
         speak_with(self._socket, self._keys)
         self._socket.connect(self._address)
         return self._socket

@@ -1,5 +1,5 @@
-"""Instances as Ray actors: Ray places them, starts them again when they die, and carries their logs. It is on the path
-of no token and no message. The only file that imports ray, and only once there is something to launch.
+"""Instances as Ray actors: Ray places them, restarts them when they die, and carries their logs. No tokens and no
+messages pass through Ray. This is the only file that imports ray, and only when instances are launched.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from hydrainfer.core import ConfigError
 from hydrainfer.machine import host_identity
 
 _log = logging.getLogger(__name__)
-_CALLS = 8  # calls that may wait in one instance at once
+_CALLS = 8  # calls that may wait in one actor at once
 _ASK_AGAIN_S = 0.2
 _GONE_S = 2.0
 _CONNECT_S = 5.0
 _DAEMONS = {"gcs_server": "Ray's control process", "raylet": "Ray's node process"}
-_FREED_S = 3.0  # what somebody has just given back counts as free by then
+_FREED_S = 3.0  # resources that were just released count as free by then
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
-    "RAY_task_events_shutdown_flush_timeout_ms": "300",  # of 5000: how long to wait for one who may be dead
-    "RAY_worker_niceness": "0",  # of 15 otherwise: the engines would wait for everything else on the machine
+    "RAY_task_events_shutdown_flush_timeout_ms": "300",  # default 5000: the wait for a process that may be dead
+    "RAY_worker_niceness": "0",  # default 15: engines would wait for every other process on the machine
 }
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name: "this cluster is one machine"
 
 
 class RayLauncher:
-    """`build`: picklable, makes an instance's engine in its process; unpickled there after threads and cores are set.
-    `address`: of a cluster to join; None starts one in `folder`, which only this user of this machine can reach and
-    which dies with this process. A Ray that this process is already part of is used as it is."""
+    """A launcher that runs every instance as a Ray actor. `build`: makes an instance's engine in the actor's process;
+    must be picklable, and is unpickled after threads and cores are set. `address`: the Ray cluster to join. None starts
+    one in `folder`, which only this user of this machine can reach and which ends with this process. If this process is
+    already connected to a Ray cluster, that one is used."""
 
     def __init__(
         self, build: Callable[[NodePlan], Build], address: str | None = None, folder: RunFolder | None = None
@@ -65,7 +66,7 @@ class RayLauncher:
         self._closing = False
         self.session: Path | None = None
         self._connected = False
-        # Ray's daemons die with the thread that starts them; on any but the main one it leaves signal handlers alone
+        # Ray's daemons die with the thread that starts them. Ray sets signal handlers only if that is the main thread.
         self._keeper = ThreadPoolExecutor(1, "ray")
 
     def start(self, plans: Sequence[NodePlan], on_gone: Gone) -> None:
@@ -121,7 +122,7 @@ class RayLauncher:
 
         if ray.is_initialized():
             return
-        logging.getLogger("ray").setLevel(logging.ERROR)  # our own start says what there is to say
+        logging.getLogger("ray").setLevel(logging.ERROR)  # the server prints its own messages at start
         common: dict[str, Any] = {
             "namespace": f"hydrainfer-{uuid.uuid4().hex}",
             "configure_logging": False,
@@ -144,17 +145,17 @@ class RayLauncher:
         assert self._folder is not None, "a Ray of our own needs a folder"
         try:
             with _environment(_private_to(self._folder)):
-                _forget_token()  # of an earlier run
+                _forget_token()  # an earlier run may have left one
                 ray.init(
                     address="local",
                     include_dashboard=False,
-                    num_cpus=max(os.cpu_count() or 1, n_instances + 1),  # one each is never what they wait for
+                    num_cpus=max(os.cpu_count() or 1, n_instances + 1),  # so that instances never wait for a CPU
                     object_store_memory=OBJECT_STORE_BYTES,
                     _node_ip_address="127.0.0.1",
                     _temp_dir=str(self._folder.ray),
                     **common,
                 )
-        except Exception as e:  # whatever a machine may lack
+        except Exception as e:  # it depends on what the machine lacks
             reason = " ".join(str(e).split())[:200]
             raise ConfigError(f"Ray cannot be started: {type(e).__name__}: {reason}", param="launcher") from None
         self._connected = True
@@ -170,7 +171,7 @@ class RayLauncher:
             return
         import ray
 
-        if self.lost is not None:  # nobody is there to be asked
+        if self.lost is not None:  # Ray can no longer be asked
             self.actors.clear()
         pids: list[int] = []
         calls = [actor.finish.remote() for actor in self.actors.values()]
@@ -200,7 +201,8 @@ class RayLauncher:
         return unreachable and not _is_down(self.actors[name])
 
     def _place(self, plans: Sequence[NodePlan]) -> dict[str, Any]:
-        """The shares of all plans, with nothing left open. Raises `ConfigError` if they cannot all be had."""
+        """The machine share of each plan, with `cpus` filled in. Raises `ConfigError` if the cluster lacks the
+        resources."""
         import ray
 
         alive = [n for n in ray.nodes() if n["Alive"]]
@@ -219,11 +221,11 @@ class RayLauncher:
             time.sleep(_ASK_AGAIN_S)
         return shares
 
-    # ---- who has died
+    # ---- deaths
 
     def _watch_daemons(self, folder: RunFolder, daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
-        """Wait until one ends: without it nothing is started again, and Ray would end this process after a minute. The
-        others, which have nothing left to do but complain, are ended then."""
+        """Wait until one of the daemons ends, then set `lost` and kill the others. Without that daemon nothing can be
+        restarted, and Ray would end this process after a minute."""
         poll, names = select.poll(), {os.pidfd_open(process.pid): kind for kind, process in daemons.items()}
         for fd in names:
             poll.register(fd, select.POLLIN)
@@ -237,7 +239,7 @@ class RayLauncher:
             os.close(fd)
 
     def _ask(self, name: str, incarnation: int) -> None:
-        """Ask the actor a question that it answers when that incarnation is over."""
+        """Call `outlast` on the actor, which returns when this incarnation is over."""
         if self._closing:
             return
         try:
@@ -269,7 +271,7 @@ class RayLauncher:
 
 
 def _check_address(address: str) -> None:
-    """Raise `ConfigError` if nobody listens there; Ray itself takes minutes to find that."""
+    """Raise `ConfigError` if nothing listens at `address`; Ray itself would take minutes to notice."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in address:
         raise ConfigError(f"--ray-address must be HOST:PORT, got {address!r}", param="ray_address")
@@ -284,7 +286,7 @@ def _cannot_join(address: str, reason: str) -> ConfigError:
 
 
 def _is_down(actor: Any) -> bool:
-    """Whether the cluster says that the actor has no process now."""
+    """Whether the actor has no process now, according to the cluster."""
     import ray
 
     state = ray._private.state.actors(actor._actor_id.hex())
@@ -303,7 +305,7 @@ def _wait_gone(pids: Sequence[int]) -> None:
 
 
 def _private_to(folder: RunFolder) -> dict[str, str | None]:
-    """The environment of a Ray that nobody else may use: a token of its own, in no home, and no other."""
+    """The environment variables of a Ray that only this run can use: its token is in `folder`, and no other is set."""
     return {**folder.guard(), "RAY_AUTH_TOKEN_PATH": str(folder.new_token()), "RAY_AUTH_TOKEN": None}
 
 
@@ -317,13 +319,13 @@ def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for key in [*values, "RAY_AUTH_MODE"]:  # which Ray sets
+        for key in [*values, "RAY_AUTH_MODE"]:  # Ray sets RAY_AUTH_MODE
             os.environ.pop(key, None)
             os.environ.update({key: before[key]} if key in before else {})
 
 
 def _forget_token() -> None:
-    """Make Ray, which keeps token and mode in memory, read them again when they are needed next."""
+    """Make Ray drop the token and mode that it keeps in memory, and read them again when they are needed."""
     with suppress(ImportError):  # an older Ray
         from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 

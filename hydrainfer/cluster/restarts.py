@@ -1,12 +1,12 @@
-"""Restarts of dead instances: when one that could not start is tried again, and when a stage is lost for good.
+"""Restarts of dead instances: when to retry one that could not start, and when a stage is lost for good.
 
-    gone ─> starting ─> back: nothing is remembered
+    gone ─> starting ─> back: its failures are forgotten
              ^    │ it could not start
              └────┴─ pause, doubled each time (the launcher is asked to try again)
 
-It has no hope if its checkpoint is damaged or not there, if it could not start several times in a row, if it has been
-away for too long, or if nothing starts it again. It is still tried while others run its stages; a stage is lost when
-nobody runs it and none of its instances has hope. Pure: no launcher, no clock.
+An instance is hopeless if its checkpoint is damaged or missing, if it could not start several times in a row, if it has
+been away for too long, or if nothing starts it again. It is still retried while others run its stages. A stage is lost
+when no instance runs it and all its instances are hopeless. Pure: no launcher, no clock.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from hydrainfer.core import CheckpointError, ErrorInfo, Role, Stage
 
-_ATTEMPTS = 6  # failures in a row that leave no hope
+_ATTEMPTS = 6  # an instance is hopeless after this many failures in a row
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _NEVER = float("inf")
 
 
 class Lost(NamedTuple):
-    """A stage that nobody runs and nobody will run again. `why`: in one line, for whoever operates the server."""
+    """A stage that no instance runs and none will run again. `why`: the reason in one line, for the operator."""
 
     stage: Stage
     why: str
@@ -40,7 +40,8 @@ class _Away:
 
 
 class Restarts:
-    """`roles`: of every instance of the layout. `timeout_s`: an instance that is away for longer has no hope."""
+    """The instances that are away, and their failures. `roles`: the role of every instance of the layout. `timeout_s`:
+    an instance that is away for longer is hopeless."""
 
     def __init__(self, roles: Mapping[str, Role], timeout_s: float = _NEVER) -> None:
         self._roles = roles
@@ -52,7 +53,7 @@ class Restarts:
         self._away.setdefault(name, _Away(now)).for_good = for_good
 
     def failed(self, name: str, error: ErrorInfo, now: float) -> None:
-        """An attempt to start it again has failed with `error`."""
+        """Note that an attempt to start an instance has failed with `error`."""
         away = self._away.setdefault(name, _Away(now))
         away.retry_at = now + min(_FIRST_PAUSE_S * 2**away.n_failures, _LONGEST_PAUSE_S)
         away.n_failures += 1
@@ -78,7 +79,8 @@ class Restarts:
         return f"{name} could not be started again: {away.error.message}"
 
     def lost(self, dark: Sequence[Stage], now: float) -> Lost | None:
-        """The first stage of `dark`, which no instance runs now, that has no hope; None if all have."""
+        """The first stage of `dark` whose instances are all hopeless, or None. `dark`: the stages that no instance runs
+        now."""
         for stage in dark:
             names = [name for name, role in self._roles.items() if role.runs(stage)]
             reasons = [self._hopeless(name, now) for name in names]

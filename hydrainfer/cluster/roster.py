@@ -1,11 +1,13 @@
-"""The instances that are there, how busy they are, and the choice of one: the `Placement` of hub and instances.
+"""The instances that run, their loads, and the choice of one for a request: the `Placement` of hub and instances.
 
-A request that may stay where it is never comes here (the scheduler keeps it): self first. Others go by `Balancing`,
-pictures to the encoder that their content names, which may have them, unless it is so much busier than another that
-encoding them again there takes less. With `least_load`, what counts is the work that goes before a request: where short
-prompts go first, little of a long one. The seconds that an instance saves because it has computed a prompt's beginning
-count against it; a request goes past the encoder to one that has computed all of its pictures; and it begins at one
-that keeps more of its prompt than those that prefill, if to fetch that takes less.
+The scheduler keeps a request whose next stage the instance runs itself; only the others are placed here, by
+`Balancing`. A picture goes to the encoder that consistent hashing names, which may have its embedding, unless that
+encoder is so much busier than another that encoding the picture again there takes less time.
+
+With `least_load`, the delay of an instance is the work that would go before the request; where short prompts go first,
+most of a long prompt does not count. The time that a cached prefix saves is subtracted. A request skips the encoder if
+an instance has computed all of its pictures and is ready sooner. A request begins at an instance that keeps more of its
+prompt than the prefilling ones do, if fetching that part from there takes less time than computing it.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from hydrainfer.cluster.messages import Peer
 from hydrainfer.core import Cached, Load, Request, Role, Stage, split_chain
 
 Balancing = Literal["least_load", "round_robin", "random"]
-_HOP_S = 5e-3  # one more move (benchmarks/b08_migration.py)
+_HOP_S = 5e-3  # the cost of one more move (benchmarks/b08_migration.py)
 _IDLE = Load()
 _GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3, pull_s=5e-5)
-"""Stands for an instance that has not measured yet."""
+"""The times that are assumed for an instance that has not measured its own yet."""
 
 
 class Roster:
-    """`roles`: every instance of the layout by name, there or not. Loads: as last told, plus what was chosen since."""
+    """The instances of a layout. `roles`: the role of each one by name, running or not. `peers`: those that run.
+    `loads`: as last reported, plus the requests placed since."""
 
     def __init__(
         self, roles: Mapping[str, Role], balancing: Balancing = "least_load", rng: random.Random | None = None
@@ -41,17 +44,17 @@ class Roster:
         self._rng = rng or random.Random()
         self._n_chosen = 0
         self._chosen_at = dict.fromkeys(self.roles, 0)
-        self._prefixes: dict[str, set[bytes]] = {}  # as told by those that prefill
+        self._prefixes: dict[str, set[bytes]] = {}  # by instance, the keys of the prefixes it has cached
         self._block_tokens = 1
-        self._split: tuple[bytes, list[bytes]] = b"", []
+        self._split: tuple[bytes, list[bytes]] = b"", []  # the last request's keys, joined and split
         self._able = {s: sorted(n for n, role in self.roles.items() if role.runs(s)) for s in Stage}
         self._there: dict[Stage, list[str]] = {s: [] for s in Stage}
-        self._sound = self._there  # those that are not suspect
-        self._busy: dict[str, tuple[Load, float]] = {}  # by name: the load of which `delay_s` was asked last
+        self._sound = self._there  # by stage, the running instances that are not suspect
+        self._busy: dict[str, tuple[Load, float]] = {}  # by name, the latest load and its `delay_s`
         self._encoders = ring_of(tuple(self._able[Stage.ENCODE]))
 
     def update(self, peers: Iterable[Peer]) -> list[Peer]:
-        """Take `peers` as those that live now. Returns those that did and do no longer."""
+        """Set the peers that live now. Returns the earlier ones that have died."""
         now = {p.name: p for p in peers}
         gone = [p for name, p in self.peers.items() if name not in now or now[name].incarnation != p.incarnation]
         for p in gone:
@@ -67,28 +70,29 @@ class Roster:
         return peer is not None and peer.incarnation == incarnation
 
     def learn(self, name: str, cached: Cached) -> None:
-        """Take in which prefixes an instance has now."""
+        """Note the prefixes that the cache of an instance has gained and lost."""
         held = self._prefixes.setdefault(name, set())
         held.update(cached.added)
         held.difference_update(cached.dropped)
         self._block_tokens = cached.block_tokens
 
     def learned(self) -> Iterator[tuple[str, Cached]]:
-        """All that is known, by instance."""
+        """The known prefixes of each instance."""
         for name, held in self._prefixes.items():
             yield name, Cached(self._block_tokens, tuple(held))
 
     def hands_to(self, name: str, other: str) -> bool:
-        """Whether `name` chooses among several to prefill what it does not, and `other` is one of them."""
+        """Whether `name` hands its requests to one of several prefilling instances, and `other` is one of those."""
         prefill = self._able[Stage.PREFILL]
         return len(prefill) > 1 and name not in prefill and other in prefill
 
     def found(self, request: Request, name: str) -> int:
-        """Tokens of its prompt that the instance has computed, as last told; the last one is always computed anew."""
+        """The number of tokens of the prompt that an instance has cached, as last reported. The last token of a prompt
+        is always computed anew, so it never counts."""
         held = self._prefixes.get(name)
         if not held or not request.keys:
             return 0
-        if self._split[0] is not request.keys:  # each request is asked about at several instances
+        if self._split[0] is not request.keys:  # called for several instances in a row
             self._split = request.keys, split_chain(request.keys)[1:]
         keys = self._split[1]
         n = bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in held)
@@ -118,7 +122,7 @@ class Roster:
         return name
 
     def _past(self, encoder: str, request: Request, exclude: Collection[str]) -> str | None:
-        """The instance that has computed all of its pictures, if it is there sooner than the encoder would be done."""
+        """An instance that has computed all pictures of `request`, if it is ready before the encoder would be."""
         if self._balancing != "least_load" or not self._prefixes or not request.keys:
             return None
         able = [n for n in self._sound[Stage.PREFILL] if n in self._prefixes and n not in exclude]
@@ -130,9 +134,8 @@ class Roster:
         return name if self._prefill_s(name, request) <= by_encoder_s else None
 
     def _keeper(self, name: str, request: Request, stage: Stage, exclude: Collection[str]) -> tuple[str, str] | None:
-        """An instance that keeps more of its beginning than those that prefill, as one that decoded the answer before
-        does, and who is to fetch that from there; if it takes less than what else is done, to enter `stage` at `name`.
-        """
+        """The instance without prefill that keeps most of the prompt, and the prefilling one that is to fetch that
+        part; None if entering `stage` at `name` takes less time. The keeper may have decoded a chat's last answer."""
         there = [n for n, p in self.peers.items() if n not in exclude and not p.suspect]
         able = [n for n in there if n in self._prefixes and not self.roles[n].runs(Stage.PREFILL)]
         takers = [n for n in there if self.roles[n].runs(Stage.PREFILL)]
@@ -152,8 +155,8 @@ class Roster:
         return (keeper, taker) if self._rest_s(taker, request, kept) + _HOP_S < else_s else None
 
     def _rest_s(self, name: str, request: Request, kept: int = 0) -> float:
-        """The seconds of work of an instance with the prefill of `request`, of which it can fetch `kept`
-        tokens."""
+        """The seconds until an instance has prefilled `request`, if it can fetch `kept` tokens of the prompt from
+        another."""
         load, found = self._load(name), self.found(request, name)
         pull_s = load.pull_s or max((other.pull_s for other in self.loads.values()), default=0.0) or _GUESS.pull_s
         fetch_s = max(0, kept - found) * pull_s
@@ -161,18 +164,18 @@ class Roster:
         return self._busy_s(name, n_tokens) + fetch_s + n_tokens * (load.token_s or _GUESS.token_s)
 
     def _encode_s(self, name: str, request: Request) -> float:
-        """The seconds that encoding its pictures takes there."""
+        """The seconds that an instance takes to encode the pictures of `request`."""
         return len(request.media) * (self._load(name).picture_s or _GUESS.picture_s)
 
     def _prefill_s(self, name: str, request: Request) -> float:
-        """The seconds of work that an instance has, less what it saves of the prefill of `request`."""
+        """The seconds of work that an instance has, less those that its cached prefix of `request` saves."""
         saved = self.found(request, name) if name in self._prefixes else 0
         return self._busy_s(name, request.n_prompt - saved) - saved * (self._load(name).token_s or _GUESS.token_s)
 
     def _busy_s(self, name: str, n_tokens: int) -> float:
-        """The seconds of work of an instance that go before a prompt of which it has so many tokens to compute."""
+        """The seconds of work that an instance does before a prompt of which `n_tokens` are to be computed."""
         load, known = self.loads.get(name, _IDLE), self._busy.get(name)
-        if known is None or known[0] is not load:  # each request asks
+        if known is None or known[0] is not load:  # cached, since every request asks
             known = self._busy[name] = load, delay_s(load)
         if not load.sizes:
             return known[1]
@@ -182,9 +185,9 @@ class Roster:
         return self.loads.get(name, _IDLE)
 
     def _ways_s(self, names: Iterable[str], request: Request, n: int) -> dict[str, float]:
-        """How long, by instance, what is there delays a request that enters step `n` of its plan at it: there, and at
-        the least busy instances of the later stages that it does not run. What it has computed of the prompt counts
-        against that."""
+        """The delay in seconds, by instance, of a request that enters step `n` of its plan there: at the instance, and
+        at the least busy instances for the later stages that it does not run. The time that its cached prefix saves is
+        subtracted."""
         prefills = bool(self._prefixes) and n <= request.plan().index(Stage.PREFILL)
         later: dict[frozenset[Stage], float] = {}  # by role
         ways: dict[str, float] = {}
@@ -198,7 +201,7 @@ class Roster:
         return ways
 
     def _later_s(self, role: Role, request: Request, n: int) -> float:
-        """The delay at the best instance of the first step behind step `n` that this role does not run."""
+        """The least delay at the first step after step `n` that this role does not run, over its instances."""
         for beyond, stage in enumerate(request.plan()):
             if beyond > n and not role.runs(stage):
                 return min(self._ways_s(self._there[stage], request, beyond).values(), default=0.0)
@@ -221,7 +224,7 @@ class Roster:
 
 
 def delay_s(load: Load) -> float:
-    """The seconds of work that an instance has: the lanes share one device, so all of it delays what comes."""
+    """The seconds of work that an instance has. The lanes share one device, so all of it delays a new request."""
     return (
         load.n_pictures * (load.picture_s or _GUESS.picture_s)
         + load.n_tokens * (load.token_s or _GUESS.token_s)
