@@ -1,7 +1,7 @@
-"""The OpenAI-style HTTP API: fields, errors, server-sent events; and the sessions beneath it that the offline API uses.
+"""The OpenAI-style HTTP API: fields, errors, server-sent events; and its sessions, which the offline API also uses.
 
 Called by `assemble` and `offline`. Sends requests to an `EngineHandle` and knows nothing of scheduling, tensors or
-checkpoints; what it may do with text and pictures it asks of `processor`.
+checkpoints; text and pictures are processed by `processor`.
 """
 
 from hydrainfer.server.access import read_origins

@@ -1,4 +1,4 @@
-"""Around every request: its id in and out, a line in the access log, and which pages of other origins may ask."""
+"""Request ids, the access log, and the list of allowed origins."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hydrainfer.metrics import HttpCounts
 
 access_log = logging.getLogger("hydrainfer.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_PROBES = (b"/health", b"/ready", b"/metrics", b"/v1/overview")  # asked for again and again
-_EACH = 20  # lines of refusals in a second
+_PROBES = (b"/health", b"/ready", b"/metrics", b"/v1/overview")  # polled; logged at DEBUG unless they fail
+_EACH = 20  # refusals per second that get a line of their own
 EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
-"""Headers of an answer that pages of other origins may read."""
+"""Response headers that pages of other origins may read (CORS)."""
 
 
 class Access:
-    """Wraps an application: every answer says the id of its request, the client's `X-Request-Id` or one of ours, and
-    every request is counted and leaves a line: what, status, seconds to the last byte, ids. No other header, no
-    address, no query and no body is written."""
+    """Middleware for request ids and the access log. Every response has an `X-Request-Id`, the client's or one of ours.
+    Every request is counted and logged in one line: method, path, status, seconds to the last byte, ids. Other headers,
+    addresses, queries and bodies are not logged."""
 
     def __init__(self, app: ASGIApp, counts: HttpCounts, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._counts, self._clock = app, counts, clock
@@ -41,7 +41,7 @@ class Access:
             await self._app(scope, receive, send)
             return
         given = id_in(scope["headers"])
-        status, ours = 499, ""  # nobody was there to answer
+        status, ours = 499, ""  # if no response is sent: the client has disconnected
 
         async def note(message: Message) -> None:
             nonlocal status, ours
@@ -63,7 +63,7 @@ class Access:
 
 
 def id_in(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The client's id for its request, "" if it has none that may be written. Names are in lower case."""
+    """The client's id for its request, or "" if there is none that may be logged. `headers`: names in lower case."""
     return next((v for k, v in headers if k == b"x-request-id" and _ID.fullmatch(v)), b"").decode()
 
 
@@ -74,8 +74,8 @@ def new_id() -> str:
 def write_line(
     method: str, path: bytes, status: int, took_s: float, given: str = "", ours: str = "", error: str = ""
 ) -> None:
-    """Write a request's line of the access log. `path`: as sent, so without control characters; `given`, `ours`: its
-    ids, one of which it has."""
+    """Write the line of a request to the access log. `path`: as sent, so without control characters; `given`, `ours`:
+    the client's id and ours, at least one of which is not empty."""
     words = [f"id={given or ours}"]
     if given and ours:
         words.append(f"run={ours}")
@@ -91,16 +91,16 @@ def _write(method: str, path: bytes, status: int, took_s: float, words: str) -> 
 
 
 class RefusalLines:
-    """The lines of those who are refused: one each for the first `_EACH` of a second; then, when the second is over,
-    one that has the number of all others (`n=`): in a flood, lines would cost more than the refusals. Everything on
-    one event loop."""
+    """The access log lines of refused requests. The first `_EACH` of a second get a line each. The others are counted,
+    and at the end of the second one line per path and status has their number (`n=`): in a flood, lines would cost more
+    than the refusals. Used on one event loop."""
 
     def __init__(self) -> None:
-        self._n = 0  # in this second
+        self._n = 0  # refusals in this second
         self._others: Counter[tuple[bytes, int]] = Counter()
 
     def write(self, path: bytes, status: int, given: str, ours: str) -> None:
-        """Note a request that was refused at once; the arguments are those of `write_line`."""
+        """Note a request that was refused at once. Arguments as in `write_line`."""
         if not self._n:
             asyncio.get_running_loop().call_later(1.0, self._end)
         self._n += 1
@@ -116,13 +116,13 @@ class RefusalLines:
 
 
 class AccessLines(logging.Handler):
-    """Writes the lines of a log to `stream`, those of `every_s` seconds at once: a write of its own for each would cost
-    more than a refusal, and let go of the interpreter's lock each time. The rest is written at exit."""
+    """Writes the lines of a log to `stream` in batches, one per `every_s` seconds. One write per line would cost more
+    than a refusal, and would release the GIL each time. The rest is written at exit."""
 
     def __init__(
         self, stream: TextIO, every_s: float = 0.1, line: Callable[[logging.LogRecord], str] | None = None
     ) -> None:
-        """`line` makes one of a record, without its end; default: its time and its message."""
+        """`line` formats a record as one line, without the newline; default: its time and its message."""
         super().__init__()
         self._line = line or self._text
         self._stream, self._every_s = stream, every_s
@@ -147,7 +147,7 @@ class AccessLines(logging.Handler):
         with self.lock or nullcontext():
             lines, self._lines = self._lines, []
         if lines:
-            with suppress(OSError, ValueError):  # nobody reads it any more
+            with suppress(OSError, ValueError):  # the stream has been closed
                 self._stream.write("".join(lines))
                 self._stream.flush()
 

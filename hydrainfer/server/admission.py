@@ -1,8 +1,8 @@
-"""Admission: bounds on the seconds of work that wait, and on how many requests there are.
+"""Admission: bounds on the seconds of waiting work and on the number of requests.
 
-A request holds a `Place` from its headers to its last token. What it will cost is guessed from the headers, known
-better when its body has been read, and exactly when it has been prepared; it waits in one queue or two, and in line
-to be prepared:
+A request holds a `Place` from its headers to its last token. Its cost is guessed from the headers, estimated better
+once its body has been read, and known exactly once it is prepared. It waits in one or two queues, and in a line to be
+prepared:
 
     headers ── enter ──> place ── claim(work) ── line_up ── prepared(work) ── begun, per choice ── leave
                  │ 429    │        │ 429
@@ -27,21 +27,22 @@ from hydrainfer.server.queues import Queue
 from hydrainfer.server.returns import Mark, Returns
 
 TEXT, PICTURES, DECODING = "text", "pictures", "decoding"
-"""Kinds of waiting work: prompt tokens without pictures and with, until their first token; bytes of pictures and
-videos, until they are decoded. Texts and pictures have queues of their own: neither is refused for the other."""
+"""Kinds of waiting work: prompt tokens of requests without pictures and with pictures, until the first token; bytes of
+pictures and videos, until they are decoded. Texts and pictures have separate queues, so a full one does not make the
+other refuse."""
 _SMALL_BODY = 2048
-"""A body of fewer bytes has no room for a picture, unless by its URL; it is taken for a text."""
+"""A smaller body, in bytes, is taken for a text: it has no room for a picture, except as a URL."""
 _NEWEST = 0.05  # weight of the newest request in the mean
-_REQUEST_TOKENS = 64.0  # what a request costs beside its tokens: a step has its price, however small the prompt
-_PICTURE_TOKENS = 576.0  # until it is known
-_PICTURE_BYTES = 65536.0  # what a picture costs beside its bytes, or if they are still to be fetched
+_REQUEST_TOKENS = 64.0  # fixed cost of a request, in tokens: a step costs something even for a tiny prompt
+_PICTURE_TOKENS = 576.0  # tokens of a picture, until they are known
+_PICTURE_BYTES = 65536.0  # fixed cost of a picture, in bytes; its whole cost if it is still to be fetched
 _BYTES_PER_TOKEN = 4.0
 _LEAST_AHEAD = {TEXT: 32, PICTURES: 16}
-"""So many are prepared ahead per instance, however slow: a few batches of the language lane, of the vision lane."""
+"""The least number of requests that are prepared ahead per instance: a few batches of its language or vision lane."""
 
 
 class Work(NamedTuple):
-    """The cost of `n` choices: `units` each (tokens), and `n_bytes` of pictures to decode."""
+    """The cost of `n` choices: `units` (tokens) for each, and `n_bytes` of pictures to decode for all."""
 
     kind: str
     units: float
@@ -50,7 +51,8 @@ class Work(NamedTuple):
 
     @classmethod
     def of_prompt(cls, prompt: object, n: int) -> Work:
-        """A text, token ids, or several of either, as a client wrote them; `n` of each."""
+        """The cost of a text completion. `prompt`: a text, token ids, or a list of either, as the client sent it; `n`:
+        choices for each."""
         several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
         prompts = prompt if several and isinstance(prompt, list) else [prompt]
         n_tokens = sum(len(p) / _BYTES_PER_TOKEN if isinstance(p, str) else len(p) for p in prompts if _is_text(p))
@@ -72,8 +74,8 @@ class Work(NamedTuple):
 
 
 class Urgency(NamedTuple):
-    """`priority`: levels by which a request goes before others. `within_s`: it must be done so long after it came.
-    `share`: whose it is."""
+    """The urgency of a request. `priority`: the levels by which it goes before others. `within_s`: the seconds after
+    its arrival in which it must be done. `share`: its tenant's share."""
 
     priority: int = 0
     within_s: float = math.inf
@@ -81,7 +83,7 @@ class Urgency(NamedTuple):
 
     @classmethod
     def read(cls, priority: float | None, within_s: float | None) -> Urgency:
-        """The urgency a client asks for; None where it asks for none. Raises `InvalidRequest`."""
+        """The urgency that a client asks for; None: not set. Raises `InvalidRequest`."""
         if priority is not None and not (abs(priority) <= MAX_PRIORITY and priority == int(priority)):
             rule = f"priority (or X-Priority) must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
             raise InvalidRequest(rule + _not(priority), param="priority")
@@ -91,8 +93,8 @@ class Urgency(NamedTuple):
         return cls(int(priority or 0), math.inf if within_s is None else within_s)
 
     def with_fields(self, priority: float | None, within_s: float | None) -> Urgency:
-        """This urgency, the headers', with what the body asks for: its priority, the shorter time. Raises
-        `InvalidRequest`."""
+        """This urgency, which comes from the headers, combined with the body's fields: the body's priority comes first,
+        and the shorter time counts. Raises `InvalidRequest`."""
         fields = Urgency.read(priority, within_s)
         chosen = self.priority if priority is None else fields.priority
         return Urgency(chosen, min(self.within_s, fields.within_s), self.share)
@@ -102,15 +104,16 @@ _NOT_URGENT = Urgency()
 
 
 def _not(value: float) -> str:
-    return "" if math.isnan(value) else f", not {value:g}"  # a header that is no number
+    return "" if math.isnan(value) else f", not {value:g}"  # a header that is not a number
 
 
 class AdmissionControl:
-    """The queues and the places. Everything on one thread, in constant time.
+    """The queues and the places. Used on one thread; every method takes constant time.
 
-    `clock`: in seconds. `longest_s`: of waiting work, per kind. `max_requests` bounds the choices that wait, are
-    prepared, queued and run, whatever their work: their memory. `pictures`: whether the model takes any. `policy`: by
-    which the instances order them; they are prepared in that order. `n_instances`: those that encode or prefill."""
+    `clock`: in seconds. `longest_s`: the most seconds of waiting work, per kind. `max_requests`: the most choices that
+    wait, are prepared, queued or run at once, which bounds their memory. `pictures`: whether the model takes pictures.
+    `policy`: the order of requests at the instances; they are prepared in the same order. `n_instances`: the number of
+    instances that encode or prefill."""
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class AdmissionControl:
         self.max_requests = max_requests
         self.n_live = 0
         self.refused: Counter[str] = Counter()  # by kind of work, "requests" or "deadline"
-        self.closed = False  # to those who have no place
+        self.closed = False  # whether requests without a place are refused
         self._pictures = pictures
         self._returns = Returns()
         self.queues = {kind: Queue(longest_s) for kind in (TEXT, PICTURES, DECODING)}
@@ -139,9 +142,10 @@ class AdmissionControl:
     def check_entry(
         self, n_bytes: int | None = None, *, returning: bool = False, urgency: Urgency = _NOT_URGENT
     ) -> bool:
-        """Whether there is room for a text. `n_bytes`: the body's length, if that is said; `returning`: the request was
-        refused before, and comes when it was told to. Raises `Overloaded` if none of the kinds that it can be has room,
-        `DeadlineExceeded` if what waits takes longer than it may, or `Unavailable` while shutting down."""
+        """Whether there is room for a text. `n_bytes`: the length of the body, if known; `returning`: the request was
+        refused before and comes back at the time it was told. Raises `Overloaded` if no kind of work that the request
+        can be has room, `DeadlineExceeded` if the waiting work takes longer than the request may, or `Unavailable`
+        while the server shuts down."""
         self._check(1)
         now = self.clock()
         favoured, text_only = returning or urgency.priority > 0, self.is_text(n_bytes)
@@ -153,7 +157,7 @@ class AdmissionControl:
         return checked
 
     def has_only_reserve(self, n_bytes: int | None, urgency: Urgency) -> bool:
-        """Whether there is room for such a request only if it returns, and it can be one that does."""
+        """Whether there is room for such a request only if it is a returning one, and it may be one."""
         if not self._returns.n or urgency.priority > 0:
             return False
         now, kinds = self.clock(), (TEXT,) if self.is_text(n_bytes) else (TEXT, PICTURES)
@@ -162,36 +166,37 @@ class AdmissionControl:
         )
 
     def expect(self, mark: Mark, retry_after_s: float | None) -> None:
-        """A request was refused. Who comes back when it was told to finds a part of the queue kept free."""
+        """Note that a request was refused. A part of the queue is kept free for requests that come back at the time
+        they were told."""
         if retry_after_s is not None:
             now = self.clock()
             self._returns.expect(mark, now + retry_after_s, now)
 
     def comes(self, mark: Mark) -> bool:
-        """Whether this request has been told to come now."""
+        """Whether this request was told to come back about now."""
         return self._returns.comes(mark, self.clock())
 
     def enter(self, n_bytes: int | None = None, *, returning: bool = False, urgency: Urgency = _NOT_URGENT) -> Place:
-        """A place for a request of which only the headers are known. As `check_entry`."""
+        """A place for a request of which only the headers are known. Arguments and errors as in `check_entry`."""
         checked = self.check_entry(n_bytes, returning=returning, urgency=urgency)
         place = Place(self, returning, urgency)
         place.checked = checked
-        place.wait(TEXT, self._mean_units, 1)  # as most will
+        place.wait(TEXT, self._mean_units, 1)  # most requests are texts
         return place
 
     def crowded(self, n_bytes: int | None) -> bool:
-        """Whether others wait to be prepared, of a kind that a request with such a body can be."""
+        """Whether requests of a kind that one with such a body can be wait to be prepared."""
         kinds = (TEXT,) if self.is_text(n_bytes) else (TEXT, PICTURES)
         return any(self.lines[kind].n_waiting for kind in kinds)
 
     def work_of(self, n_bytes: int | None, *, media: bool) -> Work:
-        """The likely cost of a body of which no more is known."""
+        """The likely cost of a request, from the length of its body. `media`: it seems to have pictures or videos."""
         if media and self._pictures:
             return Work(PICTURES, _REQUEST_TOKENS + _PICTURE_TOKENS, 1, _PICTURE_BYTES + (n_bytes or 0))
         return Work(TEXT, _REQUEST_TOKENS + (n_bytes or 0) / _BYTES_PER_TOKEN)
 
     def sort(self, place: Place, work: Work, urgency: Urgency) -> None:
-        """Let it wait with those of its kind. It is a promise: it is not refused later. Raises as `check_entry`."""
+        """Move a place to the queue of its kind. The request is not refused later. Raises as `check_entry`."""
         self._check(1, place)
         self._check_kinds(place, work.kind, urgency)
         place.sorted = True
@@ -201,8 +206,8 @@ class AdmissionControl:
             place.decode(work.n_bytes)
 
     def claim(self, place: Place | None, work: Work, urgency: Urgency = _NOT_URGENT) -> Place:
-        """A place for what is now known of a request: `place`, if it has one. Raises as `check_entry`; then `place`
-        is as it was. Whoever claims it gives it back."""
+        """A place for a request whose body has been read: `place`, if it has one, with the new estimate. Raises as
+        `check_entry`; `place` is then unchanged. The caller gives the place back with `leave`."""
         self._check(work.n, place)
         self._check_kinds(place, work.kind, urgency)
         place = place or Place(self, False, urgency)
@@ -214,23 +219,23 @@ class AdmissionControl:
         return place
 
     def take(self) -> Place:
-        """A place for something short, which waits in no queue. Raises as `check_entry`."""
+        """A place for a short task, which waits in no queue. Raises `Overloaded` or `Unavailable`."""
         self._check(1)
         place = Place(self, returning=False)
         place.hold(1)
         return place
 
     def seconds(self) -> Mapping[str, float]:
-        """The waiting work of each kind."""
+        """The seconds of waiting work, by kind."""
         now = self.clock()
         return {kind: queue.seconds(now) for kind, queue in self.queues.items()}
 
     def waiting(self) -> QueueStats:
-        """The figures of those that wait, for the metrics."""
+        """The statistics of waiting requests, for the metrics."""
         return QueueStats(self.seconds(), self.refused, {kind: line.n_waiting for kind, line in self.lines.items()})
 
     def check(self, idle: bool = False) -> None:
-        """Check the counts; with `idle`, that nobody has a place. Raises `AssertionError`."""
+        """Check the counts and, with `idle`, that no place is held. Raises `AssertionError`."""
         waiting = {kind: queue.n_waiting for kind, queue in self.queues.items()}
         assert self.n_live >= 0 and min(waiting.values()) >= 0, "a place was given back twice"
         assert not (idle and self.n_live), f"{self.n_live} places not given back"
@@ -254,11 +259,12 @@ class AdmissionControl:
                 raise error
 
     def is_text(self, n_bytes: int | None) -> bool:
-        """Whether a request of such a body has no picture, unless by its URL."""
+        """Whether a request with such a body is taken for a text: pictures in it can only be URLs."""
         return not self._pictures or (n_bytes is not None and n_bytes < _SMALL_BODY)
 
     def _check(self, n: int, place: Place | None = None) -> None:
-        """Refuse `n` more choices, or `n` of this place, beyond the bound. Raises `Unavailable` or `Overloaded`."""
+        """Refuse `n` choices that would exceed `max_requests`. They are added to the others, or replace those of
+        `place`. Raises `Unavailable` or `Overloaded`."""
         if self.closed and place is None:
             raise shutting_down()
         n_others = self.n_live - (place.n if place is not None else 0)
@@ -270,8 +276,9 @@ class AdmissionControl:
             )
 
     def _check_deadline(self, kind: str, urgency: Urgency, now: float) -> None:
-        """Refuse what cannot be in time before it costs anything. (Who is favoured may pass those who wait; of the few
-        nobody knows how long they take.)"""
+        """Refuse a request that cannot meet its deadline, before it costs anything. Not checked for a priority above 0,
+        which may pass waiting requests, and while the queue is not crowded, since its rate is then unknown. Raises
+        `DeadlineExceeded`."""
         queue = self.queues[kind]
         if urgency.priority <= 0 and queue.crowded and queue.seconds(now) > urgency.within_s:
             self.refused["deadline"] += 1
@@ -287,16 +294,16 @@ class AdmissionControl:
 
 
 class Place:
-    """Room for `n` choices, from when a request's body is known (`claimed`) until the engine has ended the last;
-    before, leave to send the body. `checked`: there was room for a text. `sorted`: it has waited with its kind.
-    `urgency`: by the headers."""
+    """Room for the `n` choices of a request, from when its body is known (`claimed`) until the engine has ended the
+    last one. Before that, the permission to send the body. `checked`: there was room for a text. `sorted`: it is in the
+    queue of its kind and cannot be refused any more. `urgency`: as in the headers."""
 
     def __init__(self, admission: AdmissionControl, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
         self.returning, self.urgency = returning, urgency
         self.arrived_s = admission.clock()
         self.checked = self.claimed = self.sorted = False
         self.mark: Mark | None = None
-        self.on_tokens: Callable[[int], None] = lambda _: None  # told of those that it takes, once they are known
+        self.on_tokens: Callable[[int], None] = lambda _: None  # called with numbers of tokens once they are known
         self.on_leave: Callable[[], None] = lambda: None
         self.n = 0
         self._admission = admission
@@ -306,17 +313,17 @@ class Place:
         self._line = admission.lines[TEXT]
 
     def hold(self, n: int) -> None:
-        """It is claimed, for so many choices."""
+        """Claim the place for `n` choices."""
         self.claimed = True
         self.count(n)
 
     def count(self, n: int) -> None:
-        """It is for so many choices, whether it is claimed or not."""
+        """Set the number of choices, whether the place is claimed or not."""
         self._admission.n_live += n - self.n
         self.n = n
 
     def wait(self, kind: str, units: float, n: int) -> None:
-        """Wait with `n` choices of `units` each, and no longer as it did."""
+        """Wait in the queue of `kind` with `n` choices of `units` each. Replaces what waited before."""
         self.stop_waiting()
         self._n_waiting = n
         self._kind, self._units = kind, units
@@ -325,20 +332,20 @@ class Place:
             self._queue.enter(units, now, self.urgency.share)
 
     def stop_waiting(self) -> None:
-        """Be in no queue."""
+        """Leave the queue."""
         for _ in range(self._n_waiting):
             self._queue.leave(self._units, self._admission.clock(), self.urgency.share, done=False)
         self._n_waiting = 0
 
     def decode(self, n_bytes: float) -> None:
-        """Wait for pictures of so many bytes as well."""
+        """Also wait for `n_bytes` of pictures to be decoded."""
         self._stop_decoding(done=False)
         self._n_bytes = n_bytes
         self._admission.queues[DECODING].enter(n_bytes, self._admission.clock(), self.urgency.share)
 
     def line_up(self, priority: int, go: Callable[[], None]) -> None:
-        """Wait to be prepared: `go` is called when it is to be, perhaps at once. For one that has been claimed, or
-        sorted; it waits once."""
+        """Wait to be prepared. `go` is called when it is this request's turn, perhaps at once. The place must be
+        claimed or sorted. A second call does not wait again."""
         units = self._units * self._n_waiting
         if self._turn is not None:
             self._turn.units = units
@@ -348,7 +355,7 @@ class Place:
         self._turn = self._line.join(self.urgency.share, self.arrived_s, units, priority, go)
 
     def prepared(self, work: Work) -> None:
-        """The pictures are decoded, and the work is known exactly."""
+        """Note that the pictures are decoded and the work is known exactly."""
         self._stop_decoding(done=True)
         self._queue.correct((work.units - self._units) * self._n_waiting, self.urgency.share)
         self._units = work.units
@@ -356,7 +363,7 @@ class Place:
             self._turn.units = work.units * self._n_waiting
 
     def begun(self) -> None:
-        """One more choice has its first token."""
+        """Note that one more choice has its first token."""
         if self._n_waiting:
             self._n_waiting -= 1
             self._queue.leave(self._units, self._admission.clock(), self.urgency.share, done=True)
@@ -364,7 +371,7 @@ class Place:
                 self._leave_line()
 
     def leave(self) -> None:
-        """Give it back; safe to repeat."""
+        """Give the place back. Safe to repeat."""
         self._stop_decoding(done=False)
         self.stop_waiting()
         self._leave_line()

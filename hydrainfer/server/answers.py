@@ -26,8 +26,8 @@ MakeReply = Callable[..., Reply]
 
 
 class Shape(NamedTuple):
-    """The words of a protocol: what ids begin with, and the reply without and with tools (which also gets `tools` and
-    `how`)."""
+    """The formats of a protocol: the prefix of ids, and the reply classes for requests without and with tools.
+    `with_tools` also gets the arguments `tools` and `how`."""
 
     prefix: str
     plain: MakeReply
@@ -37,23 +37,24 @@ class Shape(NamedTuple):
 CHAT = Shape("chatcmpl", ChatReply, ToolReply)
 TEXT = Shape("cmpl", CompletionReply, CompletionReply)
 FIRST_OUTPUT_S = 5.0
-"""A stream's headers wait this long for the first output, so that an early failure has its status code; then they go
-out, so that a client in a long queue sees that it is being served."""
+"""The headers of a stream wait this long for the first output, so that an early failure has its status code. Then they
+are sent, so that a client in a long queue sees that its request is accepted."""
 SETTLED_S = 1.0
-"""An answer with `timings` waits this long for the engine to be done with a request that a stop string has ended."""
+"""An answer with `timings` waits this long for the engine to end a request that a stop string has stopped."""
 
 
 class Answers:
-    """Stateless apart from what it is given. `names`: what clients may call the model, the first in `/v1/models`."""
+    """The answers to completion requests. Stateless. `names`: the names that clients may use for the model; the first
+    is used if a request names none."""
 
     def __init__(self, intake: Intake, names: tuple[str, ...], wall_clock: Callable[[], float] = time.time) -> None:
         self.intake = intake
         self.names = names
         self._wall_clock = wall_clock
-        self._random = random.Random()  # names need no more; asking the kernel lets go of the interpreter's lock
+        self._random = random.Random()  # good enough for ids; `os.urandom` would release the GIL
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises `ModelNotFound`."""
+        """The model name for the answer: `name`, or the first one if it is None. Raises `ModelNotFound`."""
         if name is not None and name not in self.names:
             raise ModelNotFound(
                 f"The model {name[:100]!r} does not exist; this server has {', '.join(self.names)}", param="model"
@@ -61,14 +62,14 @@ class Answers:
         return name if name is not None else self.names[0]
 
     def check_reasons(self, param: str) -> None:
-        """Raises `InvalidRequest` if the model's answers have no reasoning that is told from them."""
+        """Raises `InvalidRequest` if this model has no reasoning that is separated from its answers."""
         template = self.intake.processor.model.template
         if template is None or template.reasoning is None:
             said = f"this model does not reason; leave out {param}"
             raise InvalidRequest(said, param=param, code="unsupported_parameter")
 
     async def chat(self, request: Request, fields: ChatFields, shape: Shape = CHAT) -> Response:
-        """The one way of every chat, whatever its protocol; `shape` has the words of the answer."""
+        """The answer to a chat, of whatever protocol; `shape` has the format of the answer."""
         name = self.check_model(fields.model)
         fields.check_supported()
         if fields.reasoning_effort not in (None, "none"):
@@ -108,7 +109,7 @@ class Answers:
         return await self._answer(request, fields, name, shape.plain, work)
 
     async def encode_chat(self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
-        """The prompt ids a chat would have. Raises as `Intake.encode_chat`, and `ClientDisconnect`."""
+        """The prompt ids of a chat. Raises as `Intake.encode_chat`, and `ClientDisconnect`."""
         work = self.intake.encode_chat(messages, options)
         return await unless_disconnected(work, request.receive, lambda _: None)
 

@@ -1,4 +1,4 @@
-"""The HTTP surface: paths, limits, authentication. What an answer is, is in answers.py."""
+"""The HTTP application: paths, limits, authentication. The answers are made in answers.py."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _RETRY_AFTER_S = "5"
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`model_names`: what clients may call the model. `stall_s`: seconds without progress of an instance after which
-    `/health` says 503. `allowed_origins`: whose pages may ask from a browser; `*` is all. `root_path`: the prefix under
-    which a proxy shows the server; requests may come with it or without."""
+    """The settings of the application. `model_names`: the names that clients may use for the model. `stall_s`: the
+    seconds without progress of an instance after which `/health` returns 503. `allowed_origins`: the origins whose
+    pages may send requests from a browser; `*` allows all. `root_path`: the prefix under which a proxy serves the
+    application; requests may come with it or without."""
 
     model_names: tuple[str, ...]
     version: str
@@ -53,9 +54,9 @@ def create_app(
     tenants: Tenants | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """`metrics` returns Prometheus text; `ended_after`: for the page. `tenants`: their keys open /v1, /tokenize and
-    /detokenize; default: open to all. `app.state.door` is what a `Connection` asks. The caller closes the engine and
-    the intake after the server has stopped."""
+    """The ASGI application. `metrics` returns Prometheus text; `ended_after`: the latest ended requests, for the page
+    at `/`. `tenants`: /v1, /api, /tokenize and /detokenize need one of their keys; default: open to all. `Connection`
+    uses `app.state.door`. The caller closes the engine and the intake after the server has stopped."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""JSON from a client that may send too much, nonsense, or hang up; and JSON to it."""
+"""JSON bodies: reading them from clients that may send too much, malformed data, or hang up; and JSON responses."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from starlette.types import Receive
 
 from hydrainfer.core import InvalidRequest, Overloaded, RequestTooLarge
 
-STALLED_S = 30.0  # without anything of a body
-_BODIES = 8
+STALLED_S = 30.0  # the longest pause between two pieces of a body
+_BODIES = 8  # bodies of `max_bytes` that may be held at once
 T = TypeVar("T")
 
 
 class NotJson(InvalidRequest):
-    """415: the body does not say that it is JSON. A page of another origin cannot say so without being asked."""
+    """415: the Content-Type is not JSON. Pages of other origins cannot send a JSON type without a CORS preflight."""
 
     status = 415
 
 
 class BodyStalled(InvalidRequest):
-    """408: nothing more of the body has come for a long time."""
+    """408: the body has not arrived in time."""
 
     status = 408
 
 
 class Bodies:
-    """Reads bodies of at most `max_bytes` each, of which no more than `_BODIES` are held while they come. `timeout_s`:
-    in which each has to come."""
+    """Reads bodies of at most `max_bytes` each. Bodies that are arriving may hold at most `_BODIES` times that
+    together. `timeout_s`: the time in which a body has to arrive."""
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self.max_bytes, self._timeout_s = max_bytes, timeout_s
         self._n_held = 0
 
     async def read(self, request: Request) -> object:
-        """The body, which is JSON. Raises `InvalidRequest`, as `NotJson` or `BodyStalled`, too, `RequestTooLarge`,
+        """The parsed JSON body. Raises `InvalidRequest` (also as `NotJson` or `BodyStalled`), `RequestTooLarge`,
         `Overloaded` or `ClientDisconnect`."""
         _check_json(request)
         chunks, n = list[bytes](), 0
@@ -69,8 +69,8 @@ class Bodies:
 
 @asynccontextmanager
 async def arriving(most_s: float) -> AsyncIterator[Callable[[], None]]:
-    """What is called whenever something of a body has come. `STALLED_S` after the last call, or if it is not whole
-    after `most_s`, raises `BodyStalled`."""
+    """A time limit on a body that is arriving. Yields a function to call at every piece. Raises `BodyStalled` if it is
+    not called for `STALLED_S`, or if the block takes longer than `most_s`."""
     loop, patience_s = asyncio.get_running_loop(), STALLED_S
     end_s = loop.time() + most_s
     try:
@@ -101,7 +101,7 @@ def json_response(body: object, status: int = 200, headers: dict[str, str] | Non
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has hung up. The body must have been read."""
+    """Wait until the client has hung up. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,10 +1,10 @@
-"""A client's connection: uvicorn's, but what cannot be let in is refused before anything is made for it; and a request
-that comes whole, with a head that was refused before, even before it is parsed.
+"""A client's connection: uvicorn's protocol class, which also refuses requests before the application is called.
 
-Under overload most of what comes is refused, and every microsecond of that is taken from those who are served: the
-application with its task and its wrappers would cost ten times as much as the answer itself.
+A request that arrives in one piece, with a head that was refused before, is refused even before it is parsed. Under
+overload most requests are refused, and the time for that is taken from those that are served: the application, with its
+task and middlewares, would cost ten times as much as the answer itself.
 
-While only those who return are let in, a request is held until its body tells whether it does:
+While only returning requests are let in, a request is held until its body shows whether it is one:
 
     headers ── check ──> the application
                  │ └───> held ── its body, or `_BODY_S` ── check ──> the application
@@ -26,28 +26,28 @@ from hydrainfer.server.gate import WORK, Asked, Door, Head
 from hydrainfer.server.returns import Mark
 
 _WORK = frozenset(path.encode() for path in WORK)
-_SLOWLY = (b"origin", b"expect")  # headers of requests whose refusal needs more than this
-_BODY_S = 0.02  # how long one that may return is held for its body
-_HEAD_BYTES = 2048  # longer heads are not known again
+_SLOWLY = (b"origin", b"expect")  # requests with these headers are left to the application
+_BODY_S = 0.02  # how long a request that may be a returning one is held for its body
+_HEAD_BYTES = 2048  # longer heads are not remembered
 _END = b"\r\n\r\n"
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of uvicorn's that refuses, by itself, what the door does not let in. It does not ask the kernel for
-    the addresses of both ends, which nobody here wants: each question lets go of the interpreter's lock, and a thousand
-    connections that come at once would wait for it so often."""
+    """A uvicorn connection that itself refuses requests that the door does not let in. It does not look up the
+    addresses of the two ends, which are not used here: each system call releases the GIL, and a thousand connections
+    that arrive at once would have to wait for it each time."""
 
     def __init__(self, door: Door, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._door = door
-        self._mark: Mark | None = None  # of the present request, if it asks for work
-        self._retry_after_s: float | None = None  # what it was told, if it was refused
+        self._mark: Mark | None = None  # the mark of the present request, if it asks for work
+        self._retry_after_s: float | None = None  # its Retry-After, if it was refused
         self._held: list[bytes] | None = None  # its body so far, while it is held
         self._timer: asyncio.TimerHandle | None = None
-        self._head = b""  # of the present request, if it may be known again
-        self._between = True  # requests: what comes is a head
-        self._let_in = False  # its mark is known before it is parsed
-        self._refused_s = 0.0  # when the last one was refused that was not parsed
+        self._head = b""  # the head of the present request, if it may be remembered
+        self._between = True  # between two requests, so that the next data begins with a head
+        self._let_in = False  # the present request was let in, and its mark made, before it was parsed
+        self._refused_s = 0.0  # when the last request was refused without being parsed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.connections.add(self)
@@ -63,7 +63,7 @@ class Connection(HttpToolsProtocol):
             super().data_received(data)
 
     def timeout_keep_alive_handler(self) -> None:
-        """The timer runs on while requests are refused that are not parsed."""
+        """Close an idle connection. Requests that are refused unparsed do not stop the timer, so it is extended."""
         left_s = self._refused_s + self.timeout_keep_alive - self.loop.time()
         if left_s > 0.0:
             self.timeout_keep_alive_task = self.loop.call_later(left_s, self.timeout_keep_alive_handler)
@@ -71,7 +71,7 @@ class Connection(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def _refuses(self, data: bytes) -> bool:
-        """Refuse a whole request with a head that was refused before. False: it is for the parser."""
+        """Refuse a whole request with a head that was refused before. False: the data goes to the parser."""
         end = data.find(_END, 0, _HEAD_BYTES) + len(_END)
         if end < len(_END) or not data.startswith(b"POST ") or not self._idle():
             return False
@@ -92,20 +92,20 @@ class Connection(HttpToolsProtocol):
         return False
 
     def _go_on(self) -> None:
-        """The part of `on_response_complete` that is needed here."""
+        """Do what is needed of `on_response_complete` for a request that was not parsed."""
         self.server_state.total_requests += 1
         self._refused_s = self.loop.time()
         self._await_next()
 
     def _await_next(self) -> None:
-        """Have the connection closed unless another request comes soon."""
+        """Start the keep-alive timer: the connection is closed unless another request comes soon."""
         if self.timeout_keep_alive_task is None and not self.transport.is_closing():
             wait_s = self.timeout_keep_alive
             self.timeout_keep_alive_task = self.loop.call_later(wait_s, self.timeout_keep_alive_handler)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._unset_keepalive_if_required()  # the one before may have been refused in the same piece of data
+        self._unset_keepalive_if_required()  # the previous request may have been refused in the same data
         self._between, self._retry_after_s = False, None
         if not self._let_in:
             self._mark = None
@@ -137,19 +137,21 @@ class Connection(HttpToolsProtocol):
             self._door.admission.expect(self._mark, self._retry_after_s)
         self._between, self._head = True, b""
         super().on_message_complete()
-        if self.cycle is _ANSWERED:  # its body came later than the answer went
+        if self.cycle is _ANSWERED:  # its body was complete only after the answer
             self._await_next()
 
     def _may_answer(self) -> bool:
-        """Whether an answer from here is complete: no other is under way, no page of another origin asks."""
+        """Whether the request may be answered here: no other answer is under way, and no header needs the
+        application, as CORS does."""
         return self._idle() and not any(name in _SLOWLY for name, _ in self.headers)
 
     def _idle(self) -> bool:
-        """Whether no answer is under way, and the client reads those that went: else the application waits for it."""
+        """Whether no answer is under way and the client reads the earlier ones. Otherwise the application waits."""
         return not self.flow.write_paused and (self.cycle is None or self.cycle.response_complete)
 
     def _check(self, *, whole: bool) -> None:
-        """Let it in, refuse it or, unless `whole`, hold it. `whole`: its mark is all that will be known."""
+        """Let the present request in, refuse it or, unless `whole`, hold it. `whole`: its mark will not become more
+        precise."""
         assert self._mark is not None
         try:
             if not self._door.check(Asked.read(self.headers), self._mark, whole=whole):
@@ -162,7 +164,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _decide(self) -> None:
-        """End the holding, if it is held."""
+        """Decide about the present request, if it is held."""
         if self._held is None:
             return
         held, self._held = self._held, None
@@ -173,7 +175,7 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def _refuse(self, error: HydraError) -> None:
-        """Answer at once; the body, if any comes, is not kept."""
+        """Answer with `error` at once. A body that still comes is not kept."""
         given, goes_on = id_in(self.headers), self._goes_on()
         if isinstance(error, Overloaded):
             self._retry_after_s = error.retry_after_s
@@ -184,7 +186,7 @@ class Connection(HttpToolsProtocol):
         self.on_response_complete()
 
     def _goes_on(self) -> bool:
-        """Whether another request may follow."""
+        """Whether another request may follow on this connection."""
         return self.parser.get_http_version() == "1.1" and self.parser.should_keep_alive()
 
     def _answer(self, error: HydraError, path: bytes, given: str, *, goes_on: bool = True) -> None:
@@ -204,7 +206,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Answered:
-    """The cycle of a request that has been answered."""
+    """Stands for uvicorn's request cycle of a request that has been answered here."""
 
     response_complete = True
     keep_alive = True

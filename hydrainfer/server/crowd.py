@@ -1,6 +1,6 @@
-"""The place where a crowd waits: at the gate, as bytes. The application makes hundreds of objects of a request; of one
-that waits for seconds it need not yet. Looked for in a body is what decides who goes next; the rest is read when it
-goes."""
+"""The crowd: requests that wait at the gate, as bytes. The application makes hundreds of objects per request, which a
+request that waits for seconds does not need yet. Only the fields that decide the order are read from a body; the rest
+is read when it is the request's turn."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from hydrainfer.server.admission import AdmissionControl, Place, Urgency, Work
 from hydrainfer.server.body import arriving
 
 _MOST_BYTES = 256 << 20
-_MEDIA = (b"image", b"video")  # some word of what has pictures, in every protocol
+_MEDIA = (b"image", b"video")  # in every protocol, a body with pictures or videos contains one of these words
 
 
 class _Asked(msgspec.Struct):
-    """The fields of a body that decide who goes next; whether they are right is seen later."""
+    """The fields of a body that decide the order. They are checked later."""
 
     priority: Any = None
     deadline_s: Any = None
 
 
 class Crowd:
-    """Those who wait at the gate. Bodies of up to `_MOST_BYTES` together are taken in; beyond that they stay with their
-    clients, and the headers alone decide. `timeout_s`: nobody waits longer."""
+    """The requests that wait at the gate. Up to `_MOST_BYTES` of bodies are read and held. Beyond that, bodies stay
+    with their clients, and only the headers decide the order. `timeout_s`: the longest wait."""
 
     def __init__(self, admission: AdmissionControl, timeout_s: float) -> None:
         self.n_bytes = 0
         self._admission, self._timeout_s = admission, timeout_s
 
     async def wait(self, place: Place, n_bytes: int | None, receive: Receive) -> Receive:
-        """Wait until it is the request's turn to be prepared. Returns that from which to read it. Raises `HydraError`,
-        or `ClientDisconnect` if the client has hung up."""
+        """Wait until it is the request's turn to be prepared. Returns the ASGI `receive` from which the body is then
+        read. Raises `HydraError`, or `ClientDisconnect` if the client has hung up."""
         if n_bytes is None or self.n_bytes + n_bytes > _MOST_BYTES:
             work = self._admission.work_of(n_bytes, media=not self._admission.is_text(n_bytes))
             await self._turn(place, work, place.urgency)
@@ -58,7 +58,8 @@ class Crowd:
         return replay
 
     async def _read(self, place: Place, n_bytes: int, receive: Receive) -> list[Message]:
-        """The body, and not much more than was announced. It keeps nobody waiting while it comes."""
+        """The messages of the body, not much longer than announced. The request is in no queue while they arrive, so it
+        does not delay others."""
         place.stop_waiting()
         messages: list[Message] = []
         async with arriving(self._timeout_s) as moved:
@@ -98,7 +99,7 @@ class Crowd:
 
 
 def _urgency(body: bytes, headers: Urgency) -> Urgency:
-    """The urgency of a request by its headers and its body; by the headers alone where the body is malformed."""
+    """The urgency of a request by its headers and body, or by the headers alone if the body is malformed."""
     try:
         asked = msgspec.json.decode(body, type=_Asked)
         return headers.with_fields(asked.priority, asked.deadline_s)

@@ -1,5 +1,5 @@
-"""Every failure in the shape of its path: OpenAI's `{"error": {"message", "type", "param", "code"}}`, under
-/v1/messages Anthropic's, under /api Ollama's."""
+"""Error responses. OpenAI's format is `{"error": {"message", "type", "param", "code"}}`; paths under /v1/messages use
+Anthropic's format, those under /api Ollama's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ANTHROPIC = {
 
 
 def error_body(error: HydraError, path: str = "") -> bytes:
-    """`path`: of the request, without the prefix of `--root-path`."""
+    """The body of an error response. `path`: the path of the request, without the prefix of `--root-path`."""
     if path.startswith("/v1/messages"):
         kind = _ANTHROPIC.get(error.status, "api_error")
         return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
@@ -49,8 +49,8 @@ def error_body(error: HydraError, path: str = "") -> bytes:
 
 
 def error_headers(error: HydraError) -> dict[str, str]:
-    """The headers of an error beside the type and length of its body: `Retry-After` (whole seconds, at least 1;
-    `retry-after-ms`, which the `openai` client prefers, says it to the millisecond) where retrying makes sense."""
+    """The headers of an error response, without the body's type and length. Where retrying makes sense, `Retry-After`
+    (whole seconds, at least 1) and `retry-after-ms` (milliseconds, preferred by the `openai` client)."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -61,14 +61,14 @@ def error_headers(error: HydraError) -> dict[str, str]:
 
 
 def error_response(error: HydraError, path: str = "") -> Response:
-    """`path`: as of `error_body`."""
+    """The response to an error. `path`: as in `error_body`."""
     return Response(error_body(error, path), error.status, error_headers(error), JSON)
 
 
 class Farewell:
-    """Wraps an application: a request that is cancelled before it is answered gets a 503 (only a server that ends
-    cancels one), and one that fails unexpectedly a 500, here rather than in Starlette's outermost layer, which the
-    wrappers around this one would not see."""
+    """Middleware that answers cancelled and failed requests. A request that is cancelled before it is answered gets a
+    503: only a server that shuts down cancels one. An unexpected error becomes a 500. This is done here because the
+    middlewares around this one would not see the 500 of Starlette's outermost layer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -96,8 +96,8 @@ class Farewell:
 
 
 def as_hydra_error(error: Exception) -> HydraError:
-    """A typed error as it is, want of memory as one that passes; anything else is logged and becomes a 500 that tells
-    nothing of the inside."""
+    """`error` as a `HydraError`. Typed errors are returned as they are; a `MemoryError` becomes `Overloaded`. Any other
+    is logged and becomes a 500 without details."""
     if isinstance(error, HydraError):
         return error
     if isinstance(error, MemoryError):
@@ -108,7 +108,7 @@ def as_hydra_error(error: Exception) -> HydraError:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Install the handlers that answer what routes raise."""
+    """Install the handlers that make responses of the errors that routes raise."""
 
     def answer(request: Request, error: HydraError) -> Response:
         return error_response(error, route_path(request.scope))
@@ -130,7 +130,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return response
 
     async def on_hang_up(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        return Response(status_code=499)  # nobody reads it; the access log shows it
+        return Response(status_code=499)  # for the access log; the client is gone
 
     async def on_validation(request: Request, error: Exception) -> Response:  # noqa: ARG001
         return answer(request, InvalidRequest("the request's path or query is malformed"))

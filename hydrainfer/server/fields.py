@@ -1,4 +1,4 @@
-"""Request bodies: the fields this server knows, their types, and those it understands but refuses."""
+"""Request bodies: the fields that this server knows, their types, and fields that it knows but refuses."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "logits_processors": "logits_processors is not supported by this server",
     "guided_whitespace_pattern": "guided_whitespace_pattern is not supported: JSON is written on one line",
 }
-"""Any of these with a value other than null, false, empty or zero would change the answer, so it is an error."""
+"""Unsupported fields and the error message of each. They would change the answer, so they are refused unless their
+value is null, false, empty or zero."""
 
 
 def _whole(value: object) -> object:
-    """16.0 is 16: JSON has one kind of number, and some clients write all of them with a point."""
+    """`value`, with 16.0 turned into 16: JSON has one kind of number, and some clients always write a decimal point."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -96,7 +97,7 @@ class CommonFields(BaseModel):
     )  # fmt: skip
 
     def check_supported(self) -> None:
-        """Raises `InvalidRequest` naming the first field that is understood but not supported."""
+        """Raises `InvalidRequest` naming the first field that is known but not supported."""
         for name, why in REFUSED_FIELDS.items():
             self._refuse(name, bool((self.model_extra or {}).get(name)), why)
         self._refuse("best_of", (self.best_of or 1) > (self.n or 1), "best_of is not supported by this server; use n")
@@ -114,7 +115,7 @@ class CommonFields(BaseModel):
             raise InvalidRequest(why, param=name, code="unsupported_parameter")
 
     def sampling_fields(self, defaults: Mapping[str, float]) -> dict[str, Any]:
-        """Arguments of `SamplingParams`: the checkpoint's defaults, then what the request sets."""
+        """The arguments of `SamplingParams`: the checkpoint's defaults, overridden by the request's fields."""
         fields: dict[str, Any] = dict(defaults)
         fields |= {name: value for name in self._copied if (value := getattr(self, name)) is not None}
         stop = self.stop or ()
@@ -152,7 +153,8 @@ class ChatFields(CommonFields):
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
-        """Values of the chat template's own variables; those that were given come before the effort's."""
+        """The values of the chat template's own variables. `chat_template_kwargs` override those that follow from
+        `reasoning_effort`."""
         if self.reasoning_effort is None:
             return self.chat_template_kwargs
         thinks = self.reasoning_effort != "none"
@@ -189,7 +191,7 @@ class CompletionFields(CommonFields):
         """Raises `InvalidRequest` naming the field."""
         fields = self.sampling_fields(defaults)
         if self.max_tokens is not None:
-            fields["max_tokens"] = self.max_tokens + self.only_echo  # a token of which nothing is told
+            fields["max_tokens"] = self.max_tokens + self.only_echo  # `only_echo`: one hidden token
         if self.echo and self.logprobs is not None:
             fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         return SamplingParams(**fields, logprobs=self.logprobs)
@@ -226,7 +228,8 @@ Fields = TypeVar("Fields", bound=BaseModel)
 
 
 def parse(kind: type[Fields], body: object) -> Fields:
-    """Raises `InvalidRequest` for the first wrong field, with its place; never echoes the value."""
+    """The fields of a JSON body. Raises `InvalidRequest` naming the first wrong field; the message never contains its
+    value."""
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     try:

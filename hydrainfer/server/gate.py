@@ -1,4 +1,4 @@
-"""The gate: a request gets a place or is refused, by its headers alone, before anything else."""
+"""The gate: a request gets a place or is refused by its headers alone, before anything else is done for it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ WORK = frozenset(
 )
 """The paths that ask for completions."""
 BRIEF = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens"))
-"""Those that only read: they wait in no queue, but count as requests of their tenants."""
+"""The paths of short tasks: they wait in no queue, but count as requests of their tenants."""
 Headers = Iterable[tuple[bytes, bytes]]
-"""Names in lower case."""
-_PER_TURN = 4  # of the event loop
+"""ASGI headers: names in lower case, and values."""
+_PER_TURN = 4  # requests that go on per turn of the event loop
 _MOST_HEADS = 1024
 
 
 class Asked(NamedTuple):
-    """The headers of a request that matter here. `n_bytes`: the length of the body, if that is said; `returning`: it
-    was sent before."""
+    """The headers of a request that admission reads. `n_bytes`: the length of the body, if known; `returning`: the
+    client says that it is a retry."""
 
     authorization: str
     n_bytes: int | None
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def read(cls, headers: Headers) -> Asked:
-        """Raises `InvalidRequest`."""
+        """The values of these headers. Raises `InvalidRequest`."""
         n_bytes, returning, authorization = None, False, ""
         priority: float | None = None
         within_s: float | None = None
@@ -70,7 +70,8 @@ class Asked(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The head of a request that was refused. `mark`: of its path and key. `id`: the client's for it, or ""."""
+    """The parsed head of a request that was refused. `mark`: the mark of its path and headers, without the body. `id`:
+    the client's id for the request, or ""."""
 
     asked: Asked
     mark: Mark
@@ -79,9 +80,9 @@ class Head(NamedTuple):
 
 
 class Door:
-    """The decision by the headers alone: a key's tenant within its limits, where there is room for the work.
-    `heads`: of requests that were refused, by their bytes, so that the next one is not parsed again.
-    `counts`: of all answers, those of requests that were not let in among them."""
+    """The decision, by the headers alone, whether a request is let in: its key must be valid, its tenant within its
+    limits, and there must be room for the work. `heads`: the heads of refused requests, by their bytes, so that an
+    equal head is not parsed again. `counts`: the number of all answers, including refusals."""
 
     def __init__(self, admission: AdmissionControl, tenants: Tenants) -> None:
         self.admission, self.tenants = admission, tenants
@@ -90,14 +91,14 @@ class Door:
         self.heads: dict[bytes, Head] = {}
 
     def remember(self, head: bytes, meaning: Head) -> None:
-        """Know these bytes again. All are forgotten once there are too many."""
+        """Remember a head. All heads are forgotten once there are too many."""
         if len(self.heads) >= _MOST_HEADS:
             self.heads.clear()
         self.heads[head] = meaning
 
     def check(self, asked: Asked, mark: Mark, *, whole: bool) -> bool:
-        """Whether a request may come in now; False: if it returns, which its mark will tell once it is `whole`. Raises
-        `HydraError` if it may not."""
+        """Whether a request may come in now. False: only if it is a returning one, which its mark shows once the mark
+        is `whole`. Raises `HydraError` if it may not come in."""
         _, urgency = self._who(asked)
         returning = asked.returning or (whole and self.admission.comes(mark))
         if not whole and not returning and self.admission.has_only_reserve(asked.n_bytes, urgency):
@@ -106,7 +107,7 @@ class Door:
         return True
 
     def enter(self, asked: Asked, mark: Mark | None = None) -> tuple[Place, Tenant]:
-        """A place for a request, which gives it back. Raises as `check`."""
+        """A place for a request, which the caller gives back, and its tenant. Raises as `check`."""
         tenant, urgency = self._who(asked)
         returning = asked.returning or (mark is not None and mark.returns)
         place = self.admission.enter(asked.n_bytes, returning=returning, urgency=urgency)
@@ -116,36 +117,38 @@ class Door:
         return place, tenant
 
     def begin(self, asked: Asked) -> Tenant:
-        """Count one that needs no place; `Tenants.end` is to follow. Raises `HydraError` if it may not come in."""
+        """Count a request that needs no place. The caller then calls `Tenants.end`. Raises `HydraError` if the request
+        may not come in."""
         tenant, _ = self._who(asked)
         self.tenants.begin(tenant)
         return tenant
 
     def _who(self, asked: Asked) -> tuple[Tenant, Urgency]:
-        """The tenant, which may have one more, and the urgency of its request."""
+        """The tenant, and the urgency of its request. Raises `HydraError` if the key, a limit or the priority does not
+        allow the request."""
         tenant = self.tenants.find(asked.authorization)
         self.tenants.check(tenant)
         self.tenants.check_priority(tenant, asked.urgency.priority)
         return tenant, Urgency(asked.urgency.priority, asked.urgency.within_s, tenant.share)
 
     def headers_of(self, error: HydraError) -> dict[str, str]:
-        """The headers of the answer to what `check` or `enter` raised."""
+        """The headers of the answer to an error that `check` or `enter` raised."""
         headers = error_headers(error)
         if self.admission.closed:
-            headers["connection"] = "close"  # the next request is better sent elsewhere
+            headers["connection"] = "close"  # so that the next request goes to another server
         return headers
 
 
 class Gate:
-    """Wraps an application: what asks for completions gets a place or is refused, before its body is read. Of those
-    that get one, a few go on per turn of the event loop, first come, first served: the others of a thousand that come
-    at once leave the loop time for those who want no more than a word. While others wait to be prepared they wait here.
-    (`Connection` has refused most before.)"""
+    """Middleware: a request for completions gets a place or is refused, before its body is read. `Connection` has
+    refused most of them already. Of the requests with a place, a few go on per turn of the event loop, first come,
+    first served, so that a thousand arriving at once do not block shorter ones. While others wait to be prepared, a
+    request waits here."""
 
     def __init__(self, app: ASGIApp, door: Door, timeout_s: float) -> None:
         self._app, self._door = app, door
         self._crowd = Crowd(door.admission, timeout_s)
-        self._turns = asyncio.Semaphore(_PER_TURN)  # who waits for one is woken in the loop's next turn
+        self._turns = asyncio.Semaphore(_PER_TURN)  # a waiting task is woken in the loop's next turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope) if scope["type"] == "http" and scope["method"] == "POST" else ""
@@ -156,7 +159,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state["handler"] = path  # what it is counted under if no route sees it
+        state["handler"] = path  # the request is counted under this path if no route sees it
         mark: Mark | None = state.get("mark")
         try:
             asked = Asked.read(scope["headers"])
@@ -173,9 +176,9 @@ class Gate:
                 pass
             if self._door.admission.crowded(asked.n_bytes):
                 receive = await self._crowd.wait(place, asked.n_bytes, receive)
-            place.stop_waiting()  # it is claimed now, or its body has not come: nobody waits for that
+            place.stop_waiting()  # until it is claimed: a body that is slow to arrive must not delay others
             await self._app(scope, receive, send)
-        except ClientDisconnect:  # while it waited: nobody is there to answer
+        except ClientDisconnect:  # the client hung up while it waited
             pass
         finally:
             if not place.claimed:
@@ -195,7 +198,7 @@ class Gate:
 
 
 def _number(value: bytes) -> float:
-    """The number that a header says; NaN, which no check lets pass, where it says none."""
+    """The value of a header as a number; NaN, which every check refuses, if it is not one."""
     try:
         return float(value)
     except ValueError:
@@ -203,13 +206,14 @@ def _number(value: bytes) -> float:
 
 
 def authorization_of(request: Request) -> str:
-    """The Authorization header; the key of an `x-api-key` header stands for one, as Anthropic's clients send it."""
+    """The Authorization header. An `x-api-key` header, which Anthropic's clients send, is turned into one."""
     key = request.headers.get("x-api-key")
     return request.headers.get("authorization") or (f"Bearer {key}" if key else "")
 
 
 def urgency_of(request: Request, priority: int | None, within_s: float | None) -> Urgency:
-    """The urgency by headers and fields: the field's priority, the shorter time. Raises `InvalidRequest`."""
+    """The urgency by headers and fields: the field's priority comes first, and the shorter time counts. Raises
+    `InvalidRequest`."""
     place = place_of(request)
     if place is None:
         return Urgency.read(priority, within_s)
@@ -219,12 +223,12 @@ def urgency_of(request: Request, priority: int | None, within_s: float | None) -
 
 
 def salt_of(request: Request, own: str | None) -> str:
-    """The salt of its KV: its own and, unless that shares its cache, its tenant's."""
+    """The cache salt of a request: its own and, unless its tenant shares the cache, the tenant's name."""
     tenant: Tenant | None = getattr(request.state, "tenant", None)
     return own or "" if tenant is None else tenant.salt(own)
 
 
 def place_of(request: Request) -> Place | None:
-    """The place that the gate has given it."""
+    """The place that the gate has given the request, or None."""
     place: Place | None = getattr(request.state, "place", None)
     return place

@@ -9,8 +9,8 @@ from hydrainfer.core import InstanceInfo, InstanceStats, Role, Stage
 
 
 def trouble(instances: Sequence[InstanceInfo], stall_s: float) -> dict[str, str] | None:
-    """The reason why this server cannot do its work, or None: a stage of its layout that nobody runs now, or else the
-    instance that has made no progress for the longest time, if that is over `stall_s`."""
+    """The reason why this server cannot serve, or None: a stage of its layout that no instance runs now, or else the
+    instance that has made no progress for the longest time, if that time is over `stall_s`."""
     there = [i for i in instances if i.state != "dead"]
     roles = {Role.parse(i.role) for i in instances} or {Role.parse("EPD")}
     for stage in Stage:
@@ -66,7 +66,7 @@ def _load(s: InstanceStats) -> dict[str, Any]:
 
 
 def _stalled_stage(s: InstanceStats) -> str:
-    """The stage of the work that makes no progress: the earliest that has any."""
+    """The stage in which an instance makes no progress: the first one that has requests."""
     counts = {
         "encode": s.n_encoding,
         "prefill": s.n_prefilling,

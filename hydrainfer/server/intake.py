@@ -1,5 +1,5 @@
-"""The way in: a place, a turn, what URLs name, preparation in a thread, the engine; used by the HTTP routes and
-offline."""
+"""The intake of requests: a place, a turn, downloads, preparation in a thread, the engine. The HTTP routes and the
+offline API use it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class Intake:
-    """Owns the preparation threads; texts and pictures have threads of their own, so that no text waits for pictures to
-    be decoded. What no instance can use soon waits before it is fetched and prepared. Whatever fails or is cancelled on
-    the way, no place and no picture stays behind."""
+    """The way of a request into the engine; owns the preparation threads. Texts and pictures have separate threads, so
+    that no text waits for pictures to be decoded. A request that no instance can use soon waits before it is fetched
+    and prepared. If a step fails or is cancelled, the place and the pictures are released."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Intake:
         n_media_threads: int = 2,
         timeout_s: float = float("inf"),
     ) -> None:
-        """`n_threads` prepare texts, `n_media_threads` what has pictures. `timeout_s`: seconds from arrival to
-        deadline; fetching counts."""
+        """`n_threads` prepare texts, `n_media_threads` requests with pictures. `timeout_s`: the seconds from arrival to
+        the deadline, downloads included."""
         self.processor = processor
         self.sessions = sessions
         self.timeout_s = timeout_s
@@ -56,8 +56,8 @@ class Intake:
         salt: str = "",
         urgency: Urgency | None = None,
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`, `prompt`, `salt`: as of `Processor.chat`. `place`: the one that it has
-        already. Raises as `Processor.chat`, `Fetcher.get` and `AdmissionControl.claim`."""
+        """Fetch, prepare and start a chat. `options`, `prompt`, `salt`: as in `Processor.chat`. `place`: the place that
+        the request already has. Raises as `Processor.chat`, `Fetcher.get` and `AdmissionControl.claim`."""
         id, ticket, options = id or f"chat-{uuid.uuid4().hex}", JobTicket(), options or ChatOptions()
         terms = self._terms(urgency, place, salt)
         try:
@@ -68,7 +68,7 @@ class Intake:
                 messages,
             )
         except BaseException:
-            ticket.cancel()  # what is queued for it is for nobody
+            ticket.cancel()  # nobody needs the work that is still queued
             raise
 
     async def complete(
@@ -82,7 +82,7 @@ class Intake:
         salt: str = "",
         urgency: Urgency | None = None,
     ) -> TokenStream:
-        """Prepare and start. Raises as `Processor.complete` and `AdmissionControl.claim`."""
+        """Prepare and start a text completion. Raises as `Processor.complete` and `AdmissionControl.claim`."""
         id, terms = id or f"cmpl-{uuid.uuid4().hex}", self._terms(urgency, place, salt)
         return await self._start(
             self._claim(place, Work.of_prompt(prompt, sampling.n), urgency),
@@ -91,7 +91,7 @@ class Intake:
         )
 
     async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
-        """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
+        """The prompt ids of a chat. Holds a place meanwhile. Raises as `chat`."""
         place, ticket = self.sessions.admission.take(), JobTicket()
         try:
             media = self.processor.check_pictures(messages)
@@ -102,11 +102,11 @@ class Intake:
         except TimeoutError:
             raise _too_late() from None
         finally:
-            ticket.cancel()  # what is still queued for it is for nobody
+            ticket.cancel()  # nobody needs the work that is still queued
             place.leave()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Something else of the processor's, in one of its threads; it holds a place meanwhile."""
+        """The result of `work`, which runs in a preparation thread. Holds a place meanwhile."""
         place = self.sessions.admission.take()
         try:
             return await asyncio.wrap_future(self._submit(work))
@@ -114,7 +114,7 @@ class Intake:
             place.leave()
 
     def close(self) -> None:
-        """End the downloads, the workers and the threads; what is being prepared is finished or fails."""
+        """End the downloads, the workers and the threads. Requests that are being prepared finish or fail."""
         self._fetcher.close()
         self.processor.close()
         for threads in (self._threads, self._media_threads):
@@ -156,7 +156,7 @@ class Intake:
 
     @staticmethod
     async def _turn(place: Place, priority: int) -> None:
-        """Returns when it is to be prepared."""
+        """Wait until it is the request's turn to be prepared."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def go() -> None:

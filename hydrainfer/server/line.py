@@ -1,11 +1,12 @@
-"""The order of preparation: what waits is kept as its client wrote it until an instance can soon use it.
+"""The order of preparation: a request waits unprepared until an instance can soon use it.
 
     claimed ── join ──> waits, by tenant and rank ── go ──> ahead: prepared, queued ── leave: first token, or the end
 
-Preparing (templates, tokens, pixels) takes the cores that the instances compute with, and what it makes takes memory.
-So no more is prepared than is likely to have its first token within `_AHEAD_S`, and a few more to measure by. The rank
-is that of the scheduler (`scheduler/order.py`), and only what goes before a request by rank keeps it waiting: a short
-prompt that would pass a long one at the instance passes it here. Each tenant has its part of what is ahead.
+Preparation (templates, tokens, pixels) takes cores that the instances compute with, and its results take memory. So
+only requests that are likely to have their first token within `_AHEAD_S` are prepared, and a few more, so that their
+rate can be measured. The rank is that of the scheduler (`scheduler/order.py`), and a request waits only for those of
+better rank: a short prompt that would pass a long one at the instance also passes it here. Each tenant has its share of
+the requests that are ahead.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from hydrainfer.scheduler import Policy
 from hydrainfer.server.queues import Queue
 
 _AHEAD_S = 1.0
-_PER_EVENT = 4  # at most so many go at once: each is a few milliseconds of work
+_PER_EVENT = 4  # requests that go at once, at most: each is a few milliseconds of work
 _TENANTS_PER_EVENT = 8
 
 
 class LinePlace:
-    """One request's place in a line. `key`: its rank, and its age by which equals are told apart."""
+    """The place of one request in a line. `key`: its rank, then a counter that orders equal ranks by arrival. `ahead`:
+    it has been let go."""
 
     __slots__ = ("ahead", "go", "key", "share", "units")
 
@@ -36,7 +38,7 @@ class LinePlace:
 
 
 class _TenantLine:
-    """Turns by rank."""
+    """The places of one tenant, by rank."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
@@ -49,20 +51,21 @@ def _key(turn: LinePlace) -> tuple[float, int]:
 
 
 class PreparationLine:
-    """Those of one kind. `queue`: where their work is counted, which knows how fast it goes. `n_least`: so many are
-    ahead however slow they are. Everything on one thread; a call takes the time of what is ahead, at most."""
+    """The line of one kind of work. `queue`: the queue that counts this work and measures its rate. `n_least`: the
+    number of requests that are ahead however slow they are. Used on one thread. The time of a call is at most
+    proportional to the number of requests that are ahead."""
 
     def __init__(self, queue: Queue, n_least: int, policy: Policy) -> None:
         self.n_waiting = self.n_ahead = 0
         self._queue, self._n_least = queue, n_least
         self._ageing = policy.ageing if policy.order == "rank" else math.inf
         self._boost_s = policy.boost_s if policy.order == "rank" else 0.0
-        self._tenants: OrderedDict[str, _TenantLine] = OrderedDict()  # those that have turns here
+        self._tenants: OrderedDict[str, _TenantLine] = OrderedDict()  # tenants with places here
         self._weights = 0.0
         self._ages = count()
 
     def join(self, share: Share, arrival_s: float, units: float, priority: int, go: Callable[[], None]) -> LinePlace:
-        """Wait until `go` is called, which may be at once. It leaves in either case."""
+        """Wait until `go` is called, which may be at once. The caller calls `leave` in either case."""
         tenant = self._tenants.get(share.tenant)
         if tenant is None:
             tenant = self._tenants[share.tenant] = _TenantLine(share.weight)
@@ -75,7 +78,7 @@ class PreparationLine:
         return turn
 
     def leave(self, turn: LinePlace) -> None:
-        """It has its first token, or is over; others may go."""
+        """Note that a request has its first token or has ended. Others may go."""
         tenant = self._tenants[turn.share.tenant]
         turns = tenant.ahead if turn.ahead else tenant.waiting
         del turns[bisect_left(turns, turn.key, key=_key)]
@@ -87,7 +90,7 @@ class PreparationLine:
             self._weights -= tenant.weight
 
     def check(self, idle: bool = False) -> None:
-        """The counts are right; with `idle` nobody is here. Raises `AssertionError`."""
+        """Check the counts and, with `idle`, that the line is empty. Raises `AssertionError`."""
         tenants = self._tenants.values()
         assert self.n_waiting == sum(len(t.waiting) for t in tenants)
         assert self.n_ahead == sum(len(t.ahead) for t in tenants)
@@ -95,8 +98,8 @@ class PreparationLine:
         assert not (idle and self._tenants), f"{self.n_waiting} wait, {self.n_ahead} are ahead"
 
     def _advance(self, first: str) -> None:
-        """Let a few go: of the tenant `first`, then of some others in turn, so that each is looked at again and
-        again. A tenant of which nothing is ahead never waits, so there is always somebody who will leave."""
+        """Let a few requests go: those of the tenant `first`, then those of some others in turn, so that no tenant is
+        forgotten. A tenant with no request ahead never waits, so there is always one that will leave."""
         left = _PER_EVENT
         self._tenants.move_to_end(first, last=False)
         for _ in range(min(len(self._tenants), _TENANTS_PER_EVENT)):
@@ -112,7 +115,8 @@ class PreparationLine:
                 turn.go()
 
     def _may_go(self, tenant: _TenantLine) -> bool:
-        """Whether the first that waits of this tenant may: little of its part of what is ahead goes before it."""
+        """Whether the tenant's first waiting request may go: of the tenant's requests that are ahead, those of better
+        rank take less than its share of `_AHEAD_S`, or are fewer than its share of `n_least`."""
         part, n = tenant.weight / self._weights, bisect_left(tenant.ahead, tenant.waiting[0].key, key=_key)
         if n < max(1.0, self._n_least * part):
             return True

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two formats of OpenAI's API, and a prompt's in vLLM's."""
+"""Log-probabilities in the two formats of OpenAI's API, and those of prompts in vLLM's format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hydrainfer.processor import Detokenizer, Vocabulary
 
 
 def chat_logprobs(vocabulary: Vocabulary, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """`{"content": [...]}`, each token with its exact bytes, which need not be whole characters."""
+    """The chat format: `{"content": [...]}`. Each token has its exact bytes, which need not be whole characters."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         return {
@@ -28,8 +28,8 @@ def chat_logprobs(vocabulary: Vocabulary, ids: Sequence[int], logprobs: Sequence
 
 
 class TextOffsets:
-    """The places where the tokens of one choice begin in its text. Tokens that share a character begin where it
-    does."""
+    """The offsets at which the tokens of one choice begin in its text. Tokens that share a character have the offset of
+    that character."""
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool, continues: bool) -> None:
         """The arguments are those of `Detokenizer`."""
@@ -42,7 +42,7 @@ class TextOffsets:
         offsets = []
         for i in ids:
             if not self._byte_level and i not in self._byte_ids:
-                self._at += len(self._text.flush())  # bytes that stood before it
+                self._at += len(self._text.flush())  # bytes of the tokens before it
             offsets.append(self._at)
             self._at += len(self._text.push((i,)))
         return offsets
@@ -55,8 +55,8 @@ def completion_logprobs(
     offsets: list[int],
     n_top: int,
 ) -> dict[str, Any]:
-    """The older format of parallel lists. `logprobs`: None for a prompt's first token. The token itself is always among
-    its `top_logprobs`."""
+    """The text completion format, of parallel lists. `logprobs`: None for the first token of a prompt. `top_logprobs`
+    always includes the token itself."""
     return {
         "tokens": [vocabulary.token_text(i) for i in ids],
         "token_logprobs": [None if lp is None else _finite(lp.logprob) for lp in logprobs],
@@ -79,8 +79,8 @@ def _tops(vocabulary: Vocabulary, token: int, lp: TokenLogprobs | None, n_top: i
 def prompt_logprobs(
     vocabulary: Vocabulary, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], n_top: int
 ) -> list[dict[str, Any] | None]:
-    """vLLM's: per token of the prompt the likeliest and the token itself, by id; None for the first, which follows from
-    nothing. `logprobs`: from the second on."""
+    """The log-probabilities of a prompt in vLLM's format: per token, by id, the likeliest tokens and the token itself;
+    None for the first token, which has no context. `logprobs`: from the second token on."""
 
     def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": _finite(logprob), "rank": rank, "decoded_token": vocabulary.token_text(token)}
@@ -93,5 +93,5 @@ def prompt_logprobs(
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI's API writes -9999.0 for it."""
+    """`logprob`, but at least -9999.0, which OpenAI's API writes for minus infinity: JSON has none."""
     return max(logprob, -9999.0)

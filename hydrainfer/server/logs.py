@@ -1,4 +1,4 @@
-"""The log of a running server, as text or as JSON, one line each; and a line that says how it is doing."""
+"""The log of a running server, as text or JSON lines, and its periodic line of statistics."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hydrainfer.metrics import PrometheusRecorder, QueueStats
 from hydrainfer.server.access import AccessLines, access_log
 
 Form = Literal["text", "json"]
-_ACCESS = ("method", "path", "status", "seconds")  # the arguments of a line of the access log; ids follow
+_ACCESS = ("method", "path", "status", "seconds")  # the arguments of an access log record; the ids follow
 stats_log = logging.getLogger("hydrainfer.stats")
 
 
 @contextmanager
 def written_logs(level: str, form: Form, *, access: bool, stream: TextIO | None = None) -> Iterator[None]:
-    """Writes the logs of this process to `stream` (default: stderr) from `level` on, while it is entered; `access`: a
-    line per request."""
+    """Write the logs of this process, from `level` on, to `stream` (default: stderr) within the block. `access`: also
+    one line per request."""
     stream = stream or sys.stderr
     ours, of_uvicorn = logging.getLogger("hydrainfer"), logging.getLogger("uvicorn")
     before = [(log, log.handlers, log.level, log.propagate) for log in (ours, of_uvicorn, access_log)]
@@ -47,7 +47,7 @@ def written_logs(level: str, form: Form, *, access: bool, stream: TextIO | None 
 
 
 class JsonLine(logging.Formatter):
-    """One JSON object per record; those of the access log have their parts as fields."""
+    """Formats a record as one JSON object. Records of the access log have their parts as fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -64,7 +64,7 @@ class JsonLine(logging.Formatter):
 
 
 class StatsLine:
-    """Says every `every_s` how the server is doing, while it has anything to do; once more when it is done."""
+    """Logs a line about the load every `every_s`, while the server is busy, and once more when it becomes idle."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StatsLine:
         every_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`every_s`: 0 is never."""
+        """`every_s`: 0 means never."""
         self._instances, self._recorder, self._waiting, self._clock = instances, recorder, waiting, clock
         self._every_s = every_s
         self._at_s = clock()
@@ -83,7 +83,7 @@ class StatsLine:
         self._busy = False
 
     def tick(self) -> None:
-        """Call it often."""
+        """Log a line if it is due. To be called often."""
         now = self._clock()
         if not self._every_s or now - self._at_s < self._every_s:
             return
@@ -92,7 +92,7 @@ class StatsLine:
             stats_log.info("%s", line)
 
     def _line(self, passed_s: float) -> str | None:
-        """The line about the load, None if there was nothing to do, neither now nor since the last line."""
+        """The line about the load, or None if the server has been idle since the last line."""
         prompt, answer = (new - old for new, old in zip(self._recorder.n_tokens, self._tokens))
         self._tokens = self._recorder.n_tokens
         admission = self._waiting()

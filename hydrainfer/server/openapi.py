@@ -1,4 +1,4 @@
-"""The OpenAPI description: the routes as FastAPI lists them, with what it cannot see: bodies, errors, keys."""
+"""The OpenAPI description: FastAPI's list of the routes, completed with bodies, errors and keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _REF = "#/components/schemas/{model}"
 
 
 def _object(required: str, properties: str) -> dict[str, Any]:
-    """A schema. `properties`: as in "model: string, input: any"."""
+    """The JSON schema of an object. `required`: names with spaces between; `properties`: as in "model: string, input:
+    any"."""
     named = dict(one.split(": ") for one in properties.split(", "))
     kinds = {name: {} if kind == "any" else {"type": kind} for name, kind in named.items()}
     return {"type": "object", "required": required.split(), "properties": kinds}
@@ -73,7 +74,7 @@ _ERRORS = {400: "a value is wrong", 401: "no known key", 429: "too much waits; R
 
 
 def describe(app: FastAPI, prefix: str) -> dict[str, Any]:
-    """Made once. `prefix`: under which the paths are shown."""
+    """The OpenAPI document, made on the first call. `prefix`: the path prefix under which a proxy serves the app."""
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, routes=app.routes)
         made["servers"] = [{"url": prefix or "/"}]

@@ -1,7 +1,7 @@
 """The page at `/`: what the instances do, how fast answers are, and a playground; and `/v1/overview`, which it reads.
 
-Its files are in `web`, plain HTML, CSS and JavaScript, sent as they are. They hold nothing of the server, so they need
-no key; everything shown comes from `/v1`, which does where there are keys.
+Its files are in `web`: plain HTML, CSS and JavaScript, sent as they are. They contain no data of the server, so they
+need no key. The data shown come from `/v1`, which needs a key if the server has keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hydrainfer.server.instances import instance_card
 from hydrainfer.server.intake import Intake
 
 EndedAfter = Callable[[int], Sequence[Ended]]
-"""The latest requests that have ended, after the one of this number."""
+"""A function that returns the latest ended requests after the one with this number."""
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _PAGES = {"index.html": "/", "docs.html": "/docs"}
 _SAFE = {
@@ -35,7 +35,7 @@ _SAFE = {
 
 
 def page_routes() -> APIRouter:
-    """`/`, `/docs` and the files they are made of, read once."""
+    """The routes of `/`, `/docs` and their files, which are read once."""
     router = APIRouter(include_in_schema=False)
     for file in sorted(files("hydrainfer.server").joinpath("web").iterdir(), key=lambda f: f.name):
         path = _PAGES.get(file.name, f"/web/{file.name}")

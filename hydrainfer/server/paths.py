@@ -1,4 +1,4 @@
-"""Paths of requests without the prefix under which a proxy shows the server."""
+"""Request paths without the prefix under which a proxy serves the application."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Prefixed:
-    """Wraps an application that a proxy shows under `prefix`; requests may come with it or without."""
+    """Middleware for an application that a proxy serves under `prefix`. Requests may come with it or without."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app, self._prefix = app, prefix
@@ -16,7 +16,7 @@ class Prefixed:
 
 
 def route_path(scope: Scope) -> str:
-    """The path as the routes know it: without `root_path`, which servers put before it."""
+    """The path as the routes know it: without `root_path`, which ASGI servers put before it."""
     path: str = scope["path"]
     prefix: str = scope.get("root_path", "")
     return path[len(prefix) :] if prefix and path.startswith(prefix + "/") else path

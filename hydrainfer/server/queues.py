@@ -1,4 +1,4 @@
-"""The seconds of work that wait for their first token, by how fast such work has lately left the queue."""
+"""The seconds of work that wait for the first token, estimated from the rate at which work lately left the queue."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ from hydrainfer.core import Share
 from hydrainfer.core.request import ANYBODY
 
 _CROWD = 4
-"""With fewer requests before their first token nobody knows how fast they could be: they are not measured. So they are
-not refused, either: what was measured of a slow time could otherwise never be measured again. But the last ones of a
-crowd count where that makes it faster, for several may get their first tokens at once."""
+"""The rate is measured only while at least this many requests wait: with fewer, the server may be idle in between. With
+fewer, no request is refused, either; otherwise a rate measured in a slow time could never be measured again. The last
+requests of a crowd still count if that makes the rate higher, since several may get their first tokens at once."""
 _MEMORY_S, _MEMORY_N = 2.0, 16
-"""A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
+"""The rate is measured over the latest crowded seconds, or over the latest requests if these take longer."""
 _STEADY_S = 15.0
-"""The memory of the rate by which promises are kept: a machine that others use, too, is faster now and slower then."""
+"""The seconds over which the steady rate is measured: a machine that is shared varies in speed."""
 _HINT_S = 0.25
-"""How much of the measured time still counts when a new crowd gathers: small crowds find room at once and seem fast."""
+"""The measured time that still counts when a new crowd gathers: small crowds find room at once and seem fast."""
 _PACE = 0.6
-"""Turns are promised for this part of the measured rate; the rest is for those whom nobody told to come. A flood is
-answered more slowly than what was measured before it, and most of its promises are made in its first seconds."""
+"""Turns are promised for this part of the measured rate. The rest is for requests that were not told to come. A flood
+is served more slowly than the requests before it, and most of its promises are made in its first seconds."""
 _EASED = 0.25
-"""A queue shorter than this part of the longest: who was promised a turn has not come, and the promises are void."""
+"""Below this part of the longest queue, promises are void: the requests that were promised a turn have not come."""
 _RESERVED, _RESERVED_S = 0.5, 2.0
-"""The part of the longest queue that is kept free for those who return, and the least of it in seconds (but never more
-than half the queue). `Retry-After` has whole seconds, so they return a second's work at a time."""
+"""The part of the longest queue that is kept free for returning requests, and its minimum in seconds (which is never
+more than half the queue). `Retry-After` has whole seconds, so requests return in batches of a second's work."""
 LATEST_TURN_S = 600.0
 """No turn is promised later than this."""
 
 
 class Queue:
-    """Work of one kind between its arrival and its first token. `longest_s`: beyond it no more is taken in.
+    """Work of one kind between its arrival and its first token. `longest_s`: the most seconds of work that may wait.
 
-    The rate is that of the whole way, whatever is narrow on it: units that got their first token per second in which
-    there was a crowd. What is promised to those who are refused are turns one after the other, so that they do not come
-    back at once. Times are seconds of one clock, passed in; every method takes constant time."""
+    The rate is the number of units that got their first token, per second in which there was a crowd; it covers the
+    whole way, whatever the bottleneck is. Refused requests are promised turns one after the other, so that they do not
+    come back all at once. Times are seconds of one clock, passed in. Every method takes constant time."""
 
     def __init__(self, longest_s: float) -> None:
         self.longest_s = longest_s
         self._reserve_s = max(_RESERVED * longest_s, min(_RESERVED_S, longest_s / 2))
         self.n_waiting = 0
-        self._n_last, self._last_s = 0, 0.0  # of what is left of a crowd: how many, and since its latest first token
+        self._n_last, self._last_s = 0, 0.0  # requests left of a crowd, and seconds since its latest first token
         self.units = 0.0
-        self._tenants: dict[str, list[float]] = {}  # of those that wait: units, requests, weight
-        self._crowded_s = self._done = self._n_done = 0.0  # of that memory
-        self._steady_s = self._steady = 0.0  # crowded seconds of the longer memory, and units
+        self._tenants: dict[str, list[float]] = {}  # by tenant that waits: its units, requests and weight
+        self._crowded_s = self._done = self._n_done = 0.0  # lately: crowded seconds, units and requests done in them
+        self._steady_s = self._steady = 0.0  # for the steady rate: crowded seconds, units done in them
         self._at_s = 0.0
         self._turn_s = 0.0
 
     @property
     def crowded(self) -> bool:
-        """Whether so many wait that a rate can be told of them."""
+        """Whether enough requests wait for their rate to be measured."""
         return self.n_waiting >= _CROWD
 
     def enter(self, units: float, now: float, share: Share = ANYBODY) -> None:
@@ -62,13 +62,13 @@ class Queue:
         mine[0], mine[1] = mine[0] + units, mine[1] + 1
 
     def correct(self, by: float, share: Share = ANYBODY) -> None:
-        """Add to the units that wait: they are known better now."""
+        """Add `by` to the waiting units, since their estimate has changed."""
         self.units += by
         if share.tenant in self._tenants:
             self._tenants[share.tenant][0] += by
 
     def leave(self, units: float, now: float, share: Share = ANYBODY, *, done: bool) -> None:
-        """`done`: by its first token; else it was ended."""
+        """Remove a request. `done`: it has its first token; otherwise it has ended without one."""
         self._pass(now)
         if done and (self.crowded or (self._n_last and self._done)):
             self._count(min(self._last_s, units * self.pace()) if self._n_last else 0.0)
@@ -88,7 +88,7 @@ class Queue:
             del self._tenants[share.tenant]
 
     def seconds(self, now: float) -> float:
-        """The time until what waits now has its first token; 0 while nothing is known."""
+        """The seconds until all that waits now has its first token; 0 while nothing is known."""
         self._pass(now)
         if self._done:
             return self.units * self.pace()
@@ -99,9 +99,10 @@ class Queue:
         return self._crowded_s / self._done if self._done else 0.0
 
     def has_room(self, now: float, share: Share = ANYBODY, *, favoured: bool) -> bool:
-        """Whether one more may enter, by the rate of now or the steady one, whichever is less. While turns are
-        promised, a part of the queue is for those who return, and for the urgent; they enter by whichever is more.
-        The few always find room, and so does a tenant that has less than its share of what may wait."""
+        """Whether one more request may enter, by the present or the steady rate, whichever is lower. While turns are
+        promised, a part of the queue is kept for `favoured` requests, which are returning or urgent; for them the
+        higher rate counts. There is always room below a crowd, and for a tenant that has less than its share of the
+        queue."""
         seconds = self.seconds(now)
         if seconds < _EASED * self.longest_s:
             self._turn_s = 0.0
@@ -113,21 +114,21 @@ class Queue:
         return not self.crowded or seconds < most_s or within_share
 
     def promise(self, now: float) -> float:
-        """Seconds until the turn of one that is refused now."""
+        """The seconds until the turn of a request that is refused now."""
         each_s = self._crowded_s / self._n_done if self._n_done else 0.0
         self._turn_s = max(self._turn_s, now) + each_s / _PACE
         wait_s = self._turn_s - now
-        if wait_s > LATEST_TURN_S:  # spread all the same
+        if wait_s > LATEST_TURN_S:  # spread over the last half
             wait_s = LATEST_TURN_S / 2 + wait_s % (LATEST_TURN_S / 2)
         return wait_s
 
     def _seconds_of(self, share: Share, seconds: float) -> float:
-        """The part of what waits that is this tenant's."""
+        """The part of the waiting `seconds` that is this tenant's."""
         mine = self._tenants.get(share.tenant)
         return seconds * mine[0] / self.units if mine is not None and self.units > 0.0 else 0.0
 
     def _part_of(self, share: Share) -> float:
-        """The share of the queue beside the others that wait; 0 if nobody else does."""
+        """The tenant's share of the queue among the tenants that wait; 0 if no other waits."""
         others = sum(weight for tenant, (_, _, weight) in self._tenants.items() if tenant != share.tenant)
         return share.weight / (share.weight + others) if others else 0.0
 
@@ -145,7 +146,7 @@ class Queue:
         self._at_s = now
 
     def _count(self, seconds: float) -> None:
-        """Add to the time that a crowd has taken."""
+        """Add to the crowded time."""
         self._crowded_s += seconds
         self._steady_s += seconds
         if self._steady_s > _STEADY_S:

@@ -1,4 +1,4 @@
-"""Answers: bodies of chat and text completions, whole and in chunks; per token only a dict and orjson."""
+"""Bodies of chat and text completions, whole and in chunks. The cost per token is only a dict and orjson."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hydrainfer.server.timings import breakdown
 
 
 class Reply(ABC):
-    """One answer, whole or in chunks, in the words of one protocol. `model`: the name as the client wrote it."""
+    """One answer, whole or in chunks, in the format of one protocol. `model`: the name that the client used."""
 
     media_type = "text/event-stream"
 
@@ -38,26 +38,27 @@ class Reply(ABC):
 
     @abstractmethod
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
-        """The bytes of these deltas. `n_tokens`: produced so far, per choice."""
+        """The bytes of these deltas. `n_tokens`: the tokens produced so far, per choice."""
 
     @abstractmethod
     def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        """The bytes to send at the end. `timelines`: per choice."""
+        """The bytes to send at the end. `timelines`: one per choice."""
 
     @abstractmethod
     def body(self, done: Sequence[Completion], timelines: Sequence[Timeline | None]) -> bytes:
         """The whole answer."""
 
     def error(self, error: HydraError) -> bytes:
-        """An error after the first word, and the end."""
+        """The bytes of an error after the first output, and of the end of the stream."""
         return error_event(error)
 
     def _timed(self, usage: dict[str, Any], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
-        """The usage with the breakdown of the time, if that was asked for."""
+        """The usage, with the latency breakdown if the request asked for it."""
         return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
 
     def _counts(self, n_tokens: Sequence[int]) -> tuple[int, int, int]:
-        """Tokens of the prompts, those of them that none of a prompt's choices had to compute, and of the answer."""
+        """The numbers of prompt tokens, of those that were cached for all choices of their prompt, and of answer
+        tokens."""
         n = self.prepared.sampling.n
         n_cached = sum(min(self._n_cached[i : i + n]) for i in range(0, len(self._n_cached), n))
         return self.prepared.n_prompt_tokens, n_cached, sum(n_tokens)
@@ -77,23 +78,23 @@ class Choices(Reply):
 
     @abstractmethod
     def chunk(self, delta: Delta) -> dict[str, Any] | None:
-        """One entry of `choices` in a chunk, None if it says nothing."""
+        """One entry of `choices` in a chunk, or None if it would be empty."""
 
     @abstractmethod
     def choice(self, index: int, done: Completion) -> dict[str, Any]:
         """One entry of `choices` in the whole answer."""
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
-        """A chunk per delta that says something."""
+        """A chunk for each delta that is not empty."""
         usage = self._usage(n_tokens) if self.continuous_usage else None
         return b"".join(self._event([chunk], usage) for d in deltas if (chunk := self.chunk(d)) is not None)
 
     def _tells(self, delta: Delta) -> bool:
-        """Whether there is something to tell beside text."""
+        """Whether a delta is sent even without text."""
         return delta.finish_reason is not None or self.return_ids or self.n_logprobs is not None
 
     def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        """The usage chunk, if it was asked for, and the last word."""
+        """The usage chunk, if the request asked for it, and `[DONE]`."""
         return (self._event([], self._timed(self._usage(n_tokens), timelines)) if self.include_usage else b"") + DONE
 
     def body(self, done: Sequence[Completion], timelines: Sequence[Timeline | None]) -> bytes:
@@ -110,7 +111,7 @@ class Choices(Reply):
         return {}
 
     def _likely_prompt(self, index: int) -> dict[str, Any]:
-        """`prompt_logprobs` of a choice's prompt, if they were asked for."""
+        """The field `prompt_logprobs` for a choice's prompt, if the request asked for it."""
         if self._n_prompt_top is None:
             return {}
         ids = self.prepared.requests[index].prompt_ids
@@ -144,11 +145,12 @@ class ChatReply(Choices):
         self._shows_reasoning = not (isinstance(fields, ChatFields) and fields.include_reasoning is False)
 
     def _reader(self) -> AnswerStream:
-        """A reader for a choice's text."""
+        """A new reader of the text of one choice."""
         return answer_stream(self.prepared.thinking)
 
     def opening(self) -> bytes:
-        """The role, once per choice, and with the first the prompt's ids."""
+        """A chunk with the role for each choice. The first one also has the prompt's ids, if the request asked for
+        ids."""
         self._head["object"] = "chat.completion.chunk"
         events = []
         for index in range(len(self.prepared.requests)):
@@ -188,7 +190,7 @@ class ChatReply(Choices):
         return choice
 
     def _read(self, index: int, text: str, *, last: bool) -> AnswerPiece:
-        """The parts of a piece of a choice's text; `last`: it has no more."""
+        """The reasoning, content and calls in a piece of a choice's text. `last`: no more text follows."""
         said = together(self._streams[index].push(text, last=last))
         return said if self._shows_reasoning else msgspec.structs.replace(said, reasoning="")
 
@@ -213,13 +215,13 @@ class ChatReply(Choices):
 
 
 def _reasoned(said: AnswerPiece) -> dict[str, str]:
-    """The reasoning in both spellings that clients know."""
+    """The reasoning under both field names that clients know; empty if there is none."""
     return {"reasoning_content": said.reasoning, "reasoning": said.reasoning} if said.reasoning else {}
 
 
 class CompletionReply(Choices):
-    """`text_completion`, the same object whole and in chunks. With `echo` each choice's text begins with its prompt, as
-    the ids spell it."""
+    """`text_completion`, which is the same object whole and in chunks. With `echo`, the text of each choice begins with
+    its prompt, decoded from the ids."""
 
     kind = "text_completion"
 

@@ -1,6 +1,6 @@
-"""Who was refused and told to come back: known again by sending the same request.
+"""Refused requests that were told to come back, recognized by a mark when they do.
 
-A retry is the same request once more, so its path, key and body say who it is, whatever client sends it.
+A retry is the same request once more, so its path, key and body identify it, whatever client sends it.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-_MARKED_BYTES = 65536  # of a body: as much as a connection takes before anybody reads it
-_LATE_S = 30
-_MOST = 1 << 15
+_MARKED_BYTES = 65536  # the part of a body that the mark covers: as much as a connection buffers
+_LATE_S = 30  # how late after its turn a request may come
+_MOST = 1 << 15  # turns that are remembered
 _WHOSE = (b"authorization", b"x-api-key", b"content-length")
 
 
 class Mark:
-    """What tells one request from others: a checksum of its path, its key and the beginning of its body. `returns`: it
-    has been found to come back when it was told to."""
+    """The mark that identifies a request: a checksum of its path, its key and the beginning of its body. `returns`: the
+    request has been found to be a returning one."""
 
     __slots__ = ("_left", "returns", "value")
 
@@ -29,35 +29,34 @@ class Mark:
         self.returns = False
 
     def whole(self, body: bytes) -> Mark:
-        """The mark of a request that begins like this one, with such a body; what is added to that changes nothing."""
+        """The mark of a request with this head and the given body. Later calls of `add` do not change it."""
         mark = Mark.__new__(Mark)
         mark.value, mark._left, mark.returns = zlib.crc32(body[:_MARKED_BYTES], self.value), 0, False
         return mark
 
     @property
     def done(self) -> bool:
-        """Whether the rest of the body counts no more."""
+        """Whether the rest of the body is ignored."""
         return not self._left
 
     def add(self, body: bytes) -> None:
-        """The next piece of the body."""
+        """Add the next piece of the body."""
         if self._left:
             self.value = zlib.crc32(body[: self._left], self.value)
             self._left -= min(len(body), self._left)
 
 
 class Returns:
-    """The turns that were promised, by their second and the marks of those who were refused. Times are seconds of one
-    clock. Bounded: of more than `_MOST` turns the latest are forgotten. (Dicts of plain numbers, which the garbage
-    collector does not look into.)"""
+    """The promised turns, by their second and the marks of the refused requests. Times are seconds of one clock. Beyond
+    `_MOST` turns, the latest are forgotten. The dicts hold plain numbers, which the garbage collector skips."""
 
     def __init__(self) -> None:
         self.n = 0
-        self._turns: dict[int, dict[int, int]] = {}  # second -> mark -> how many
+        self._turns: dict[int, dict[int, int]] = {}  # second -> mark -> number of turns
         self._oldest = self._latest = 0
 
     def expect(self, mark: Mark, turn_s: float, now: float) -> None:
-        """It was told to come back at `turn_s`."""
+        """Note that the request with this mark was told to come back at `turn_s`."""
         late = int(now) - _LATE_S
         if not self.n:
             self._oldest = late
@@ -87,7 +86,8 @@ class Returns:
         self.n -= 1
 
     def comes(self, mark: Mark, now: float) -> bool:
-        """Whether it was told to come back about now, or a while ago; then once. Sets `mark.returns`."""
+        """Whether the request was told to come back about now, or up to `_LATE_S` ago. Uses the turn up. Sets
+        `mark.returns`."""
         if mark.returns or not self.n:
             return mark.returns
         value, turns = mark.value, self._turns

@@ -1,11 +1,11 @@
-"""Turns engine outputs into text per choice: one table of live requests, fed from the engine's thread.
+"""Sessions: the table of live requests, which turns engine outputs into text per choice. The engine's thread feeds it.
 
     start ──submit──> engine ──sink, one call_soon_threadsafe per step──> dispatch ──> TokenStream ──> consumer
                          ^                                                   │ stop string, error
                          └────────────── cancel ─────────────────────────────┴──< consumer goes away, deadline
 
-A request leaves the table, and gives its pictures back, when the engine has ended its last choice; not before, because
-until then a lost encode may be repeated.
+A request leaves the table, and releases its pictures, when the engine has ended its last choice. It does not do so
+earlier, because a lost encode may be repeated until then.
 """
 
 from __future__ import annotations
@@ -28,17 +28,15 @@ logger = logging.getLogger(__name__)
 
 Timings = Callable[[str], Timeline | None]
 DEADLINE_GRACE_S = 2.0
-"""How long after a deadline the session waits for the engine's own word before it ends the request itself."""
+"""How long after a deadline the session waits for the engine to end the request, before it ends the request itself."""
 _ENDS_AT_ONCE = 4
-"""Requests that began together end together, and each of their answers takes a millisecond to write: so many, then the
-loop looks who else came."""
+"""Ended requests that are handled per turn of the event loop. Requests that began together end together, and each
+answer takes a millisecond to write, so other events get their turn in between."""
 
 
 class Sessions:
-    """Owner of every live API request. Everything but `sink` runs on one event loop, the one that calls `start`.
-
-    `clock` is the engine's, in seconds. `admission`: who is let in, and what they wait for; default: with its defaults.
-    """
+    """The owner of every live API request. All methods but `sink` and `discard` run on one event loop, the one that
+    calls `start`. `clock` is the engine's, in seconds. `admission`: default: one with its defaults."""
 
     def __init__(
         self,
@@ -54,10 +52,10 @@ class Sessions:
         self._handle: EngineHandle | None = None
         self._timings: Timings = lambda _: None
         self._stopped: Callable[[str], None] = lambda _: None
-        self.on_ended: Callable[[TokenStream], None] = lambda _: None  # the engine is done with all its choices
+        self.on_ended: Callable[[TokenStream], None] = lambda _: None  # called once all choices have ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[list[Output]] = deque()  # filled by the engine's thread, emptied by the loop's
-        self._goes_on = False  # at the next turn of the loop: some of the inbox was left
+        self._goes_on = False  # a callback for the rest of the inbox is scheduled
         self._streams: dict[str, TokenStream] = {}  # by engine request id
         self._closing = False
 
@@ -68,32 +66,33 @@ class Sessions:
 
     @property
     def n_live(self) -> int:
-        """Choices that hold a place: being prepared, queued or running."""
+        """The number of choices that hold a place: being prepared, queued or running."""
         return self.admission.n_live
 
     def attach(
         self, handle: EngineHandle, timings: Timings = lambda _: None, stopped: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Name the engine whose outputs come to `sink`; once, before the first `start`. `timings` gives the timeline of
-        an engine request once its final output has come; `stopped` is told which ones a stop string has ended."""
+        """Set the engine whose outputs come to `sink`. Called once, before the first `start`. `timings` returns the
+        timeline of an engine request after its final output; `stopped` is called with the id of one that a stop string
+        has ended."""
         self._handle, self._timings, self._stopped = handle, timings, stopped
 
     def sink(self, outputs: list[Output]) -> None:
-        """The engine's `OutputSink`: called on its thread, once per step; hands over and returns."""
+        """The engine's `OutputSink`: called on its thread once per step; passes the outputs on and returns."""
         self._inbox.append(outputs)
         loop = self._loop
         if loop is not None:
-            with suppress(RuntimeError):  # the loop has been closed; the next one finds them in the inbox
+            with suppress(RuntimeError):  # the loop is closed; the next one finds the outputs in the inbox
                 loop.call_soon_threadsafe(self._take_turn)
 
     def start(self, prepared: Prepared, place: Place | None = None) -> TokenStream:
-        """Run a request. The stream takes over `place` and the pictures, whatever happens. Raises what `submit` and
-        `AdmissionControl.claim` raise."""
+        """Run a request. The stream takes over `place` and the pictures, also if an error is raised. Raises as `submit`
+        and `AdmissionControl.claim`."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._goes_on = loop, False
-            self._dispatch()  # what a closed loop left
-        if self._closing and place is not None:  # closed while it was prepared
+            self._dispatch()  # outputs that a closed loop left
+        if self._closing and place is not None:  # the sessions were closed while the request was prepared
             place.leave()
             place = None
         try:
@@ -123,29 +122,30 @@ class Sessions:
         return stream
 
     def discard(self, prepared: Prepared) -> None:
-        """Give back the pictures of a request that will not be started. Any thread."""
+        """Release the pictures of a request. May be called from any thread."""
         for ref in prepared.pixels:
             self._pixels.release(ref)
 
     def drain(self) -> None:
-        """Refuse new requests with `Unavailable`; those that have a place go on."""
+        """Refuse new requests with `Unavailable`. Requests that have a place go on."""
         self.admission.closed = True
 
     def close(self) -> None:
-        """Refuse new requests and end the live ones with `Unavailable`; the engine itself is closed by its owner."""
+        """Refuse new requests and end the live ones with `Unavailable`. The engine itself is closed by its owner."""
         self.drain()
         self._closing = True
         for stream in set(self._streams.values()):
             stream.fail(shutting_down())
 
     def settle_all(self) -> None:
-        """End what the engine, which has been closed, never ended."""
+        """End the requests that the engine had not ended when it was closed."""
         self._dispatch()
         for request_id in list(self._streams):
             self._settle(request_id)
 
     def check(self, idle: bool = False) -> None:
-        """Places cover the live streams; with `idle`, nothing is live. Raises `AssertionError`."""
+        """Check that the live streams have places and, with `idle`, that no request is live. Raises
+        `AssertionError`."""
         if self._loop is not None and self._loop.is_closed():
             self._dispatch()
         self.admission.check(idle)
@@ -153,15 +153,16 @@ class Sessions:
         assert not (idle and self._streams), f"live: {sorted(self._streams)}"
 
     def _take_turn(self, again: bool = False) -> None:
-        """Hand over what came; the loop has a turn of its own after so many ends. `again`: it goes on after that."""
+        """Hand over outputs, but let the loop do other work after `_ENDS_AT_ONCE` ends. `again`: this is the callback
+        that continues afterwards."""
         if self._loop is not None and (again or not self._goes_on):
-            self._goes_on = False  # also if this raises: nobody else would go on
+            self._goes_on = False  # set before `_dispatch`, which may raise
             if not self._dispatch(_ENDS_AT_ONCE):
                 self._goes_on = True
                 self._loop.call_soon(self._take_turn, True)
 
     def _dispatch(self, most_ends: float = math.inf) -> bool:
-        """Hand over what came, but only `most_ends` ends. Returns whether that was all."""
+        """Hand over the outputs in the inbox, up to `most_ends` ends. Returns whether the inbox is empty."""
         n_ends = 0
         while self._inbox:
             outputs = self._inbox.popleft()
@@ -179,7 +180,7 @@ class Sessions:
             return
         try:
             stream.push(output)
-        except Exception:  # the others of this step must still be told
+        except Exception:  # the other outputs of this step must still be handed over
             logger.exception("request %s failed while its tokens became text", output.request_id)
             stream.fail(InternalError("the answer could not be made into text; see the server's log"))
         if output.finish_reason is not None:
@@ -192,7 +193,7 @@ class Sessions:
             return
         try:
             stream.settle(request_id, self._timings(request_id))
-        except Exception:  # the others of this step must still be told
+        except Exception:  # the other outputs of this step must still be handed over
             logger.exception("request %s has ended, but not all that it held was given back", request_id)
 
     def _cancel(self, request_ids: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Server-sent events of one answer, stopped at once when the client hangs up."""
+"""Streaming responses (server-sent events), which end at once when the client hangs up."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(body: bytes, name: str = "") -> bytes:
-    """One event, with its name if it has any."""
+    """One server-sent event; `name`: its event type, if it has one."""
     return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + body + b"\n\n"
 
 
 def error_event(error: HydraError) -> bytes:
-    """An error in OpenAI's shape, the last that is said."""
+    """An error in OpenAI's format, and the end of the stream."""
     return event(error_body(error)) + DONE
 
 
 class EventStream(Response):
-    """Sends what `events` yields; an exception becomes what `on_error` says. `close` is called in every case, also when
-    `events` was never begun."""
+    """A response that sends what `events` yields. If `events` raises, the bytes of `on_error` are sent. `close` is
+    called in every case, also if `events` was never started."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One API request's outputs on their way to one consumer, merged while it is busy."""
+"""The outputs of one API request on their way to a consumer; they are merged while the consumer is busy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hydrainfer.processor import Prepared, TextStream, Vocabulary
 
 
 class Delta(msgspec.Struct):
-    """The new part of one choice since the consumer last looked. `stop_reason`: the stop string or stop token id that
-    ended it (None for end of sequence), as vLLM."""
+    """The new part of one choice since the consumer's last read. `stop_reason`: the stop string or stop token id that
+    ended the choice (None for end of sequence), as in vLLM."""
 
     choice: int
     text: str = ""
@@ -26,7 +26,7 @@ class Delta(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """A choice when it is over."""
+    """A whole choice."""
 
     text: str
     token_ids: list[int]
@@ -36,12 +36,12 @@ class Completion(msgspec.Struct):
 
 
 class TokenStream:
-    """Async iterator over lists of `Delta`, at most one per choice and list, until every choice is over.
+    """An async iterator over lists of `Delta`, at most one per choice in each list, until every choice has ended.
 
-    `n_tokens`, `n_cached`: tokens of each choice so far, and those of its prompt that were not computed for it.
-    `prompt_logprobs`: of each choice's prompt, from its second token on, complete with the first delta of the choice.
-    Raises the request's `HydraError` instead, and then ends the other choices. `close` when the consumer goes away; it
-    is safe to repeat and to call after the end. What waits here is bounded by max_tokens.
+    Per choice, `n_tokens`: its tokens so far; `n_cached`: the tokens of its prompt that were found in the cache;
+    `prompt_logprobs`: those of its prompt, from the second token on, complete with its first delta. Iteration raises
+    the request's `HydraError` if a choice fails; the other choices are then ended. Call `close` when the consumer goes
+    away; repeated calls, and calls after the end, do nothing. The buffered output is bounded by max_tokens.
     """
 
     def __init__(self, prepared: Prepared, vocabulary: Vocabulary, cancel: Callable[[list[str]], None]) -> None:
@@ -53,9 +53,9 @@ class TokenStream:
         self.timelines: list[Timeline | None] = [None] * len(prepared.requests)
         self.timer: asyncio.TimerHandle | None = None
         self.trace_parent = ""  # the client's `traceparent`
-        self.on_begun: Callable[[], None] = lambda: None  # per choice
+        self.on_begun: Callable[[], None] = lambda: None  # called at the first token of each choice
         self.on_end: Callable[[], None] = lambda: None
-        self.on_stop: Callable[[str], None] = lambda _: None  # a stop string was found in this engine request
+        self.on_stop: Callable[[str], None] = lambda _: None  # called with the engine request that a stop string ends
         self._index = {r.id: i for i, r in enumerate(prepared.requests)}
         self._stop_tokens = frozenset(sampling.stop_token_ids)
         self._texts = [TextStream(vocabulary, sampling, continues=prepared.continues) for _ in prepared.requests]
@@ -63,17 +63,17 @@ class TokenStream:
         self._unbegun = set(self._index)  # choices that have no token yet
         self._open = set(self._index)  # choices whose consumer wants more
         self._running = set(self._index)  # choices that the engine has not ended
-        self._ending: set[str] = set()  # choices that the engine has ended, or was told to
+        self._ending: set[str] = set()  # choices that the engine has ended or was told to end
         self._pending: dict[int, Delta] = {}
         self._error: HydraError | None = None
-        self._whole = False  # its consumer wants whole choices only
+        self._whole = False  # the consumer wants whole choices only
         self._news = asyncio.Event()
         self._settled = asyncio.Event()
 
     # ---- the engine's side, on the event loop
 
     def push(self, output: Output) -> None:
-        """Take new tokens of one choice, or its end."""
+        """Add new tokens of one choice, or its end."""
         last = output.finish_reason is not None
         if output.token_ids and output.request_id in self._unbegun:
             self._unbegun.discard(output.request_id)
@@ -85,7 +85,7 @@ class TokenStream:
         if output.error is not None:
             self.fail(output.error.exception())
             return
-        if output.finish_reason == "abort":  # nobody here asked for it
+        if output.finish_reason == "abort":  # not cancelled from here
             self.fail(Unavailable("the request was ended by the server, which may be shutting down", retry_after_s=5.0))
             return
         choice = self._index[output.request_id]
@@ -113,10 +113,10 @@ class TokenStream:
             self._news.set()
 
     def settle(self, request_id: str, timeline: Timeline | None = None) -> None:
-        """Note that the engine is done with this choice; after the last one nothing is held any more."""
+        """Note that the engine has ended a choice. After the last one, `on_end` is called."""
         self.timelines[self._index[request_id]] = timeline
         self._running.discard(request_id)
-        if request_id in self._open:  # it ended without a word
+        if request_id in self._open:  # it ended without a final output
             self.fail(InternalError("the engine ended the request without an answer"))
         if not self._running:
             on_end, self.on_end = self.on_end, lambda: None
@@ -126,7 +126,7 @@ class TokenStream:
             on_end()
 
     def fail(self, error: HydraError) -> None:
-        """End all choices with `error`, unless they are over."""
+        """End all choices with `error`, unless they have all ended."""
         if self._open:
             self._error = error
             self.close()
@@ -137,7 +137,7 @@ class TokenStream:
     # ---- the consumer's side
 
     def close(self) -> None:
-        """Cancel what the engine still runs; the consumer wants nothing more."""
+        """Cancel the choices that the engine still runs, since the consumer wants no more."""
         self._open.clear()
         self._end_early(self._running)
         self._news.set()
@@ -149,8 +149,8 @@ class TokenStream:
             self._cancel(sorted(new))
 
     async def ready(self, timeout_s: float) -> None:
-        """Wait for the first output, but not longer than this. Raises the request's `HydraError` if that is all that
-        came, so that an answer can still have its status code."""
+        """Wait for the first output, but not longer than `timeout_s`. Raises the request's `HydraError` if it has
+        failed, so that the response can still have an error status."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
@@ -158,8 +158,8 @@ class TokenStream:
             raise self._error
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until the engine is done with every choice, so that `timelines` are complete, but not longer than this.
-        It is done when the last delta comes, or a step later where a stop string ended the choice."""
+        """Wait until the engine has ended every choice, so that `timelines` are complete, but not longer than
+        `timeout_s`. The engine ends a choice with its last delta, or a step later if a stop string ended the choice."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
@@ -182,7 +182,7 @@ class TokenStream:
         return deltas
 
     async def result(self) -> list[Completion]:
-        """All choices, whole, in order; raises the request's `HydraError`. Closes itself if it is cancelled."""
+        """All choices, whole and in order. Raises the request's `HydraError`. If cancelled, closes the stream."""
         done = [Completion("", [], [], "", None) for _ in self._texts]
         self._whole = True
         try:

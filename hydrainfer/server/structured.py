@@ -1,4 +1,4 @@
-"""Structured output: the fields of OpenAI and of vLLM that say what an answer must look like, as one `Grammar`."""
+"""Structured output: OpenAI's and vLLM's fields that constrain an answer, turned into one `Grammar`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HARMLESS = ("disable_fallback", "disable_any_whitespace", "disable_additional_p
 def grammar_of(
     response_format: Mapping[str, Any] | None, structured_outputs: Mapping[str, Any] | None, guided: Mapping[str, Any]
 ) -> Grammar | None:
-    """The grammar of these fields; `guided`: by vLLM's names, None where a field is not sent. Raises `InvalidRequest`
-    naming the field, also if there are several."""
+    """The grammar that these fields ask for, or None. `guided`: the `guided_*` fields, by the rest of their names; None
+    if not sent. Raises `InvalidRequest` naming the field, also if there are several."""
     found: dict[str, Grammar] = {}
     formatted = _of_format(response_format) if response_format else None
     if formatted is not None:

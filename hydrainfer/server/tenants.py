@@ -1,13 +1,13 @@
-"""Tenants: API keys, and the tenants of a file with the limits of each.
+"""Tenants: API keys, and a file of tenants with their limits.
 
 acme:
-  keys: [sha256:…]            # of what clients send as bearer token; at least one
+  keys: [sha256:…]            # hashes of the bearer tokens that clients send; at least one
   top_priority: 1             # no request may have a higher one; 0 by default
   requests_per_minute: 600    # each limit: none by default
-  tokens_per_minute: 100000   # of prompts and answers
+  tokens_per_minute: 100000   # tokens of prompts and answers
   concurrency: 16             # requests at once
-  weight: 2                   # its part of the engine while others wait, too, beside theirs; 1 by default
-  share_cache: true           # its KV and embeddings with the others that share; false by default
+  weight: 2                   # its share of the engine, relative to others, while they also wait; 1 by default
+  share_cache: true           # share KV and embeddings with the other tenants that do; false by default
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from hydrainfer.server.queues import LATEST_TURN_S
 
 _Limit = Annotated[int, msgspec.Meta(ge=1)]
 _Key = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
-_BUSY_S = 1.0  # after which one who has too many requests under way may try again
+_BUSY_S = 1.0  # the pause before a retry for a tenant that has too many requests at once
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of the file; None: no limit."""
+    """One entry of the file. None means no limit."""
 
     keys: Annotated[tuple[_Key, ...], msgspec.Meta(min_length=1)]
     top_priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = MAX_PRIORITY
@@ -51,7 +51,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return Share(self.name, self.weight)
 
     def salt(self, own: str | None) -> str:
-        """The salt of a request's KV and embeddings, made of its own: never that of a tenant that does not share."""
+        """The salt of a request's KV and embeddings. `own`: the request's own salt. Without `share_cache`, the salt
+        differs from those of all other tenants."""
         whose = "" if self.share_cache else self.name
         return f"{whose}\0{own or ''}" if whose or own else ""
 
@@ -60,7 +61,7 @@ _EVERYBODY = Tenant(keys=(), share_cache=True)
 
 
 def read_tenants(path: Path) -> dict[str, Tenant]:
-    """The tenants of a file by hash of their keys. Raises `ConfigError`."""
+    """The tenants of a file, by the hashes of their keys. Raises `ConfigError`."""
     by_key: dict[str, Tenant] = {}
     for name, entry in read_yaml(path).items():
         try:
@@ -82,24 +83,24 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
 
 
 class Tenants:
-    """The keys that open the server, and what has been used by whom. Everything on one thread, in constant time.
+    """The API keys, and what each tenant has used of its limits. Used on one thread; methods take constant time.
 
-    `keys` open it without limits; `path`: a file of tenants. Without either it is open to all."""
+    `keys`: keys without limits; `path`: a file of tenants. Without either, the server is open to all."""
 
     def __init__(self, keys: Iterable[str] = (), path: Path | None = None) -> None:
-        """Raises `ConfigError`."""
+        """Read the file. Raises `ConfigError`."""
         self._keys = {_hash(key): _EVERYBODY for key in keys}
         self._path = path
         self._tenants = read_tenants(path) if path is not None else {}
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
-        self._n_live: Counter[str] = Counter()  # by name, as all of these
+        self._n_live: Counter[str] = Counter()  # by tenant, like the next three
         self._owed: Counter[str] = Counter()  # tokens beyond the limit
         self._latest: Counter[str] = Counter()  # tokens of the latest request
         self._turn_s: dict[str, float] = {}
 
     def reload(self) -> int:
-        """Read the file again; what has been used counts on. Returns how many keys it has. Raises `ConfigError`; then
-        nothing has changed."""
+        """Read the file again; what has been used still counts. Returns the number of its keys. Raises `ConfigError`;
+        the tenants are then as before."""
         if self._path is not None:
             self._tenants = read_tenants(self._path)
         return len(self._tenants)
@@ -116,7 +117,7 @@ class Tenants:
         return tenant
 
     def check(self, tenant: Tenant) -> None:
-        """Raises `Overloaded` if it may have no more now."""
+        """Raises `Overloaded` if the tenant may have no more requests now."""
         if tenant.concurrency is not None and self._n_live[tenant.name] >= tenant.concurrency:
             raise self._exceeded(tenant, f"{tenant.concurrency} requests at once", 0.0, _BUSY_S)
         self._pay(tenant)
@@ -133,13 +134,13 @@ class Tenants:
                 raise self._exceeded(tenant, f"{limit} {what} per minute", reset_s + each_s * cost, one_s)
 
     def begin(self, tenant: Tenant) -> None:
-        """Note that one more of the tenant's requests is let in."""
+        """Count one more request of the tenant."""
         self._n_live[tenant.name] += 1
         if tenant.requests_per_minute is not None:
             self._limiter.hit(RateLimitItemPerMinute(tenant.requests_per_minute), tenant.name, "requests")
 
     def charge(self, tenant: Tenant, n_tokens: int) -> None:
-        """Count tokens once they are known; what is beyond the limit is owed, and paid before the next request."""
+        """Count tokens once they are known. Tokens beyond the limit are owed, and are paid before the next request."""
         if tenant.tokens_per_minute is not None:
             self._latest[tenant.name] = n_tokens
             self._owed[tenant.name] += n_tokens
@@ -151,7 +152,7 @@ class Tenants:
 
     @staticmethod
     def check_priority(tenant: Tenant, priority: int) -> None:
-        """Raises `InvalidRequest`."""
+        """Raises `InvalidRequest` if the tenant may not have this priority."""
         if priority > tenant.top_priority:
             raise InvalidRequest(
                 f"priority {priority} is above {tenant.top_priority}, the highest of this API key", param="priority"
@@ -165,7 +166,8 @@ class Tenants:
                 self._owed[tenant.name] -= paid
 
     def _exceeded(self, tenant: Tenant, limit: str, wait_s: float, each_s: float) -> Overloaded:
-        """Turns one after the other, so that those who are refused do not come back at once."""
+        """The error for a tenant at its limit. Refused requests get turns one after the other, so that they do not all
+        come back at once."""
         now = time.time()
         turn_s = max(self._turn_s.get(tenant.name, 0.0), now + wait_s) + each_s
         self._turn_s[tenant.name] = min(turn_s, now + LATEST_TURN_S)

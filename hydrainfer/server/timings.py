@@ -1,4 +1,4 @@
-"""The breakdown of an answer's time: `usage.hydrainfer`, for requests with `timings`."""
+"""The latency breakdown of an answer: `usage.hydrainfer`, for requests with `timings`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hydrainfer.metrics import INTERVALS, Timeline
 
 
 def breakdown(timelines: Sequence[Timeline | None]) -> dict[str, Any] | None:
-    """The times of the first choice and, if there are several, of each of them under `choices`. None where the engine
-    has not said in time what it did."""
+    """The times of the first choice and, if there are several choices, of each under `choices`. None where the engine
+    has not reported them in time."""
     each = [None if timeline is None else _one(timeline) for timeline in timelines]
     return each[0] if len(each) == 1 else {**(each[0] or {}), "choices": each}
 

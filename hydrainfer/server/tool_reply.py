@@ -1,4 +1,4 @@
-"""Answers that may call tools: what their sampling needs, and their bodies, whole and in chunks."""
+"""Answers that may call tools: their sampling parameters, and their bodies, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from hydrainfer.server.replies import ChatReply
 
 
 def tool_format(model: ModelDescription) -> ToolFormat:
-    """The way in which the model writes calls. Raises `InvalidRequest` if it is shown no tools or that is unknown."""
+    """The format in which the model writes tool calls. Raises `InvalidRequest` if the chat template takes no tools, or
+    if the format is unknown."""
     template = model.template
     if template is None or not template.takes_tools:
         why = "this model's chat template has no tools; leave tools out"
@@ -35,8 +36,8 @@ def tool_format(model: ModelDescription) -> ToolFormat:
 
 
 def sampling_for(sampling: SamplingParams, tools: Tools, how: ToolFormat) -> SamplingParams:
-    """Calls that are required, and calls or an answer of some form, are held to a grammar. What begins a call may be a
-    special token, so these must be seen. Raises `InvalidRequest`."""
+    """The sampling parameters with a grammar for the calls, if calls are required or the answer has a grammar. Special
+    tokens are kept in the text, since one may begin a call. Raises `InvalidRequest`."""
     grammar = sampling.grammar
     if tools.required or grammar is not None:
         grammar = calls_grammar(tools, how, grammar)
@@ -44,12 +45,12 @@ def sampling_for(sampling: SamplingParams, tools: Tools, how: ToolFormat) -> Sam
 
 
 def reader(prepared: Prepared, tools: Tools | None, how: ToolFormat | None) -> AnswerStream:
-    """The reader of one choice that may call tools."""
+    """A reader of the text of one choice, which may call tools."""
     return answer_stream(prepared.thinking, tools, how, forced=prepared.sampling.grammar is not None)
 
 
 class ToolReply(ChatReply):
-    """A `ChatReply` whose text is looked through for calls."""
+    """A `ChatReply` that finds tool calls in the text."""
 
     def __init__(self, *args: Any, tools: Tools, how: ToolFormat) -> None:
         self._tools, self._how = tools, how
@@ -80,7 +81,7 @@ def _call(delta: CallDelta) -> dict[str, Any]:
 
 
 def merged(deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
-    """The calls whole, in OpenAI's shape."""
+    """The whole calls, in OpenAI's format."""
     calls: list[dict[str, Any]] = []
     for delta in deltas:
         if delta.id is not None:

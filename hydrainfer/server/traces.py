@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: a span per request, and under each choice one for every interval of its life.
+"""OpenTelemetry traces: a span per request, with a child span for each interval in the life of each choice.
 
-The intervals come from the lifecycle events of all instances, on one clock, so that a trace shows what happened in
-which process without any of them knowing of traces. Content is never in them.
+The intervals come from the lifecycle events of all instances, on one clock, so the instances need no tracing code.
+Traces never contain prompts or answers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Traces:
     def __init__(self, provider: Any, model: str) -> None:
         self._provider, self._model = provider, model
         self._tracer = provider.get_tracer("hydrainfer")
-        self._ahead_s = time.time() - time.monotonic()  # of the engine's clock
+        self._ahead_s = time.time() - time.monotonic()  # the wall clock, relative to the engine's clock
 
     def ended(self, stream: TokenStream) -> None:
-        """Note a request of which the engine is done with every choice."""
+        """Make the spans of a request whose choices the engine has all ended."""
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -56,13 +56,13 @@ class Traces:
         return int((at_s + self._ahead_s) * 1e9)
 
     def close(self) -> None:
-        """Send what has not been sent."""
+        """Send the spans that have not been sent."""
         self._provider.shutdown()
 
 
 def open_traces(endpoint: str, model: str) -> Traces:
-    """Traces that go to a collector, by OTLP over HTTP, in the background. `endpoint`: as in http://127.0.0.1:4318.
-    Raises `ConfigError` where OpenTelemetry is not installed."""
+    """Traces that are sent to a collector in the background, by OTLP over HTTP. `endpoint`: as in
+    http://127.0.0.1:4318. Raises `ConfigError` if OpenTelemetry is not installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

@@ -1,7 +1,7 @@
-"""Other protocols than OpenAI's chat, as translations to it and back: Responses, Anthropic's Messages, Ollama's.
+"""Protocols that are translated to OpenAI's chat and back: Responses, Anthropic's Messages, Ollama's.
 
-Each has a file that turns a body into a chat's fields, one with the `Turn` that says the answer, and its routes.
-What a request may have, who gets a place and when it ends is decided where it is for chats.
+Each has a file that turns a body into the fields of a chat, one with the `ReplyTurn` that formats the answer, and its
+routes. Limits, admission and deadlines are the same as for chats.
 """
 
 from hydrainfer.server.fronts.ollama_routes import ollama_routes

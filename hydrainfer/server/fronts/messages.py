@@ -1,4 +1,4 @@
-"""Anthropic's Messages: bodies to chats."""
+"""Anthropic's Messages: request bodies to chats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any]:
-    """The fields of the chat that a body asks for; `counting`: it only asks how long its prompt is. Raises
+    """The fields of the chat that a body asks for. `counting`: the body only asks for the length of its prompt. Raises
     `InvalidRequest`."""
     refuse(body, _REFUSED)
     if body.get("max_tokens") is None and not counting:
@@ -56,7 +56,7 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
 
 
 def thinks(body: Mapping[str, Any]) -> bool | None:
-    """Whether the model is asked to think, and to show it; None where the body does not say. Raises
+    """Whether the model is asked to think and to show its thoughts; None if the body does not say. Raises
     `InvalidRequest`."""
     kind = mapping(body.get("thinking") or {}, "thinking").get("type")
     if kind not in (None, "enabled", "adaptive", "disabled"):
@@ -71,8 +71,8 @@ def _system(system: object) -> str:
 
 
 def _turn(turn: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """A message of either side. What tools returned comes first, as messages of their own; pictures among it go to the
-    user's, which alone may have any."""
+    """The chat messages of one turn. Tool results come first, as messages of their own. Their pictures go into the
+    user's message, since only user messages may have pictures."""
     role, content = turn.get("role"), turn.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -110,7 +110,7 @@ def _assistant(blocks: Any, where: str) -> dict[str, Any]:
 
 
 def _result(block: Mapping[str, Any], where: str) -> tuple[str, list[dict[str, Any]]]:
-    """The text that a tool returned, and the pictures."""
+    """The text and the pictures of a tool result."""
     content = block.get("content")
     if content is None or isinstance(content, str):
         return content or "", []

@@ -69,7 +69,7 @@ class MessageTurn(ReplyTurn):
         return {"stop_reason": "end_turn", "stop_sequence": None}
 
     def _usage(self, n_tokens: Sequence[int]) -> dict[str, Any]:
-        """Their input tokens are those that were not found in the cache."""
+        """The usage in Anthropic's format, in which `input_tokens` does not include cached tokens."""
         n_prompt, n_cached, n_answer = self._counts(n_tokens)
         return {
             "input_tokens": n_prompt - n_cached,
@@ -84,7 +84,7 @@ def _event(name: str, /, **fields: Any) -> bytes:
 
 
 def _block(part: ReplyPart, arguments: Any) -> dict[str, Any]:
-    """A thought has no signature: nobody checks here who thought it."""
+    """The content block of a part. The signature of a thought is empty, since this server does not check any."""
     if part.kind == "call":
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments}
     if part.kind == "thought":
@@ -93,7 +93,8 @@ def _block(part: ReplyPart, arguments: Any) -> dict[str, Any]:
 
 
 def _input(text: str) -> Any:
-    """The arguments as an object; text that is none is wrapped as Anthropic's documentation proposes."""
+    """The arguments of a call as an object. Text that is not a JSON object is wrapped as Anthropic's documentation
+    proposes."""
     try:
         value = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Ollama's chat and generate: bodies to chats and, where `raw` is asked for, to text completions."""
+"""Ollama's chat and generate: request bodies to chats or, with `raw`, to text completions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _OPTIONS = {
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_tokens",
 }
-"""Options that mean something here → the fields of a chat. The others are about Ollama's own engine."""
-_RAW_TOKENS = 128  # of a raw prompt that sets no limit
+"""Supported options → the fields of a chat. The others concern Ollama's own engine."""
+_RAW_TOKENS = 128  # max_tokens of a raw prompt that sets none
 
 
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat that a body of /api/chat asks for. Raises `InvalidRequest`."""
-    pending: list[str] = []  # calls that wait for what they returned
+    pending: list[str] = []  # ids of calls whose results have not come yet
     turns = entries(body.get("messages") or [], "messages")
     messages = [_message(turn, f"messages.{i}", pending) for i, turn in enumerate(turns)]
     tools = body.get("tools") or None
@@ -40,7 +40,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generate_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat of one question that a body of /api/generate asks for. Raises `InvalidRequest`."""
+    """The chat, with one question, that a body of /api/generate asks for. Raises `InvalidRequest`."""
     system = [{"role": "system", "content": string(body["system"], "system")}] if body.get("system") else []
     question = {"role": "user", "content": body.get("prompt"), "images": body.get("images")}
     return _common(body) | {"messages": [*system, _message(question, "prompt", [])]}
@@ -51,12 +51,12 @@ def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("images"):
         raise unsupported("images beside raw", "images", "leave raw out")
     fields = {"max_tokens": _RAW_TOKENS, **_common(body), "prompt": body.get("prompt")}
-    fields.pop("chat_template_kwargs", None)  # of `think`, which without a template means nothing
+    fields.pop("chat_template_kwargs", None)  # set by `think`, which has no meaning without a template
     return fields
 
 
 def only_loads(body: Mapping[str, Any]) -> bool:
-    """Whether the body asks for nothing, which is Ollama's way to have a model loaded."""
+    """Whether the body has no prompt, which is Ollama's way to load a model."""
     return not body.get("messages") and not body.get("prompt") and not body.get("images")
 
 
@@ -65,7 +65,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
     options = mapping(body.get("options") or {}, "options")
     fields = {to: options[of] for of, to in _OPTIONS.items() if options.get(of) is not None}
     limit = fields.get("max_tokens")
-    if isinstance(limit, int | float) and limit < 0:  # as many as there is room for
+    if isinstance(limit, int | float) and limit < 0:  # no limit
         del fields["max_tokens"]
     model = body.get("model")
     return {
@@ -80,7 +80,8 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def thinks(body: Mapping[str, Any]) -> bool | str | None:
-    """Whether the model is asked to think, or with how much effort; None: it is not said. Raises `InvalidRequest`."""
+    """Whether the model is asked to think, or with which effort; None if the body does not say. Raises
+    `InvalidRequest`."""
     think = body.get("think")
     if think is not None and not isinstance(think, bool | str):
         raise InvalidRequest("think must be true, false, low, medium or high", param="think")
@@ -98,7 +99,7 @@ def _format(given: object) -> dict[str, Any]:
 
 
 def _message(turn: Mapping[str, Any], where: str, pending: list[str]) -> dict[str, Any]:
-    """Calls have no ids there: what tools returned answers them in order."""
+    """The chat message of one turn. Ollama's calls have no ids: tool results answer the `pending` calls, in order."""
     role, content = turn.get("role"), turn.get("content")
     pictures = turn.get("images") or []
     if not isinstance(pictures, list):

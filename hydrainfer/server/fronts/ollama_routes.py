@@ -1,4 +1,4 @@
-"""Ollama's paths: chat, generate, and what its tools ask about models."""
+"""Ollama's routes: chat, generate, and those that describe models."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ollama_routes(answers: Answers, bodies: Bodies, version: str) -> APIRouter:
 
 
 def _details(model: ModelDescription) -> dict[str, Any]:
-    """The files and the family of the model; what is not known of them is empty."""
+    """The file format and the family of the model. Unknown details are empty."""
     family: str = (find_json(model.path / "config.json") or {}).get("model_type", "unknown")
     unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
     kind = "gguf" if (model.path / "model.gguf").exists() else "safetensors"
@@ -86,7 +86,7 @@ def _capabilities(model: ModelDescription) -> list[str]:
 
 
 def _checked(answers: Answers, body: Mapping[str, Any], chat: dict[str, Any]) -> ChatFields:
-    """Raises `InvalidRequest`."""
+    """The fields of a chat. Raises `InvalidRequest`."""
     if ollama.thinks(body):
         answers.check_reasons("think")
     return parse(ChatFields, chat)
@@ -98,6 +98,6 @@ def _check_model(answers: Answers, body: Mapping[str, Any]) -> str:
 
 
 def _loaded(answers: Answers, body: Mapping[str, Any], said: dict[str, Any]) -> Response:
-    """The answer to a request that asks for nothing: the model is there."""
+    """The answer to a request without a prompt: the model is loaded."""
     line = {**head(_check_model(answers, body), int(time.time())), **said, "done": True, "done_reason": "load"}
     return Response(orjson.dumps(line) + b"\n", media_type="application/x-ndjson")

@@ -1,4 +1,4 @@
-"""Ollama's answers, whole and as lines of JSON."""
+"""Ollama's answers, whole and as JSON lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 
 
 class GenerateTurn(ReplyTurn):
-    """The turn of /api/generate: `response` is the text."""
+    """The answer of /api/generate, whose field `response` has the text."""
 
     media_type = "application/x-ndjson"
 
@@ -48,7 +48,7 @@ class GenerateTurn(ReplyTurn):
         return orjson.dumps({**head(self.model, self.created), **said, "done": bool(end), **end}) + b"\n"
 
     def _figures(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
-        """Durations in nanoseconds; 0 where the engine has not said them in time."""
+        """The statistics of the last line. Durations in nanoseconds; 0 if the engine has not reported them in time."""
         n_prompt, _, n_answer = self._counts(n_tokens)
         timeline = timelines[0]
         total_ns = int(((timeline.e2e_s if timeline else None) or 0.0) * 1e9)
@@ -65,7 +65,7 @@ class GenerateTurn(ReplyTurn):
 
 
 class ChatTurn(GenerateTurn):
-    """The turn of /api/chat: `message` has the text, and every call once it is whole."""
+    """The answer of /api/chat, whose field `message` has the text, and each call once it is whole."""
 
     def _said(self, parts: Sequence[ReplyPart]) -> dict[str, Any]:
         calls = [part for part in parts if part.kind == "call"]
@@ -84,7 +84,7 @@ def _thinking(parts: Sequence[ReplyPart]) -> dict[str, str]:
 
 
 def head(model: str, created: int) -> dict[str, Any]:
-    """The fields that every line begins with; `created`: seconds since 1970."""
+    """The fields with which every line begins. `created`: seconds since 1970."""
     return {"model": model, "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")}
 
 

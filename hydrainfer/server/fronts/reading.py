@@ -1,4 +1,4 @@
-"""Checks that the bodies of all protocols share. Each raises `InvalidRequest` naming the place."""
+"""Checks and conversions of body values, shared by all protocols. Checks raise `InvalidRequest` naming the place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXTENSIONS = (
     *("priority", "deadline_s", "timings", "cache_salt", "mm_processor_kwargs", "chat_template_kwargs"),
     *("seed", "min_p", "repetition_penalty"),
 )
-"""Fields of ours and of vLLM's that mean the same in every protocol."""
+"""Our and vLLM's extra fields, which mean the same in every protocol."""
 
 
 def extensions(body: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def extensions(body: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def thinking_of(body: Mapping[str, Any], thinks: bool | str | None) -> dict[str, Any]:
-    """The fields of a chat that thinks or does not, or thinks with so much effort; None: as the model does."""
+    """The fields that turn thinking on or off in a chat, or set its effort. `thinks` None: the model's default."""
     if isinstance(thinks, str):
         return {"reasoning_effort": thinks}
     given = body.get("chat_template_kwargs") or {}
@@ -31,7 +31,7 @@ def thinking_of(body: Mapping[str, Any], thinks: bool | str | None) -> dict[str,
 
 
 def written(value: object, where: str) -> str:
-    """It as JSON. Raises `InvalidRequest` where it is nested deeper than that can be."""
+    """`value` as JSON. Raises `InvalidRequest` if it is nested too deeply."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
@@ -44,7 +44,7 @@ def unsupported(what: str, where: str, hint: str = "") -> InvalidRequest:
 
 
 def refuse(body: Mapping[str, Any], why: Mapping[str, str]) -> None:
-    """Refuse a field of `why` (its name → a hint) that is set."""
+    """Refuse a body in which a field of `why` is set. `why`: field name → hint."""
     for name, hint in why.items():
         if body.get(name):
             raise unsupported(name, name, hint)
@@ -77,5 +77,5 @@ def image_part(url: str) -> dict[str, Any]:
 
 
 def base64_part(data: object, kind: object, where: str) -> dict[str, Any]:
-    """A picture by its bytes; what it is, its first bytes say, whatever `kind` does."""
+    """A picture given by its bytes. Its format is found from its first bytes, not from `kind`."""
     return image_part(f"data:{string(kind, where)};base64,{string(data, where)}")

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: bodies to chats. Nothing is kept: every request brings the whole conversation."""
+"""OpenAI's Responses: request bodies to chats. Nothing is stored: every request has the whole conversation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REFUSED = {
     "max_tool_calls": "",
     "top_logprobs": "use /v1/chat/completions",
 }
-_INCLUDED = ("reasoning.encrypted_content",)  # nothing to include: no answer has any
+_INCLUDED = ("reasoning.encrypted_content",)  # accepted, but never included: no answer has any
 _SAME = ("model", "stream", "temperature", "top_p", "top_k", "parallel_tool_calls", "stop")
 
 
@@ -62,7 +62,7 @@ def _messages(given: object) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[dict[str, Any]] = []
-    thoughts: list[str] = []  # of the assistant's next message
+    thoughts: list[str] = []  # thoughts that belong to the assistant's next message
     for i, item in enumerate(entries(given, "input")):
         where, kind = f"input.{i}", item.get("type", "message")
         if kind == "message":
@@ -77,14 +77,14 @@ def _messages(given: object) -> list[dict[str, Any]]:
         else:
             raise unsupported(f"{where}: an item of this type", f"{where}.type", "send messages and function calls")
         if any(thoughts) and messages[-1]["role"] == "assistant":
-            before = messages[-1].get("reasoning_content")  # of the message to which this call was added
+            before = messages[-1].get("reasoning_content")  # present if a call was added to that message
             messages[-1]["reasoning_content"] = "\n".join(filter(None, [before, *thoughts]))
         thoughts.clear()
     return messages
 
 
 def _thought(item: Mapping[str, Any], where: str) -> str:
-    """The text of a reasoning, as this server writes it."""
+    """The text of a reasoning item, in the format in which this server writes it."""
     parts = entries(item.get("content") or [], f"{where}.content")
     return "".join(string(part.get("text"), f"{where}.content.{i}.text") for i, part in enumerate(parts))
 
@@ -111,7 +111,8 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _say(message: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Add a message, or its text to the message before it, if the assistant made calls there: the tools answer that."""
+    """Add a message. If the message before it is the assistant's and has calls, an assistant's text is added to that
+    one, since tool results must follow it directly."""
     before = messages[-1] if messages else {}
     if message["role"] == "assistant" == before.get("role") and before.get("tool_calls"):
         both = [before["content"] or [], message["content"]]
@@ -121,7 +122,7 @@ def _say(message: dict[str, Any], messages: list[dict[str, Any]]) -> None:
 
 
 def _call(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Add a call to the assistant's message before it, or to one of its own."""
+    """Add a call to the last message, if that is the assistant's, or else as a new message."""
     function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     if messages and messages[-1]["role"] == "assistant":
@@ -131,7 +132,7 @@ def _call(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
 
 
 def _output(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The messages of a function's result; pictures in it become the user's, who alone may send any."""
+    """The messages of a function's result. Its pictures become a user message, since only these may have pictures."""
     output = item.get("output")
     if not isinstance(output, str):
         found = [_part(part, f"{where}.output.{i}") for i, part in enumerate(entries(output, f"{where}.output"))]

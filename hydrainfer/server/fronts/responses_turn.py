@@ -25,7 +25,7 @@ ECHOED: dict[str, Any] = {
     "reasoning": None,
     "user": None,
 }
-"""Fields of a request that its answer says again, and what it says where they are not set."""
+"""Fields of a request that are repeated in its answer, and their values if they are not set."""
 _PREFIXES = {"call": "fc", "thought": "rs", "text": "msg"}
 
 

@@ -1,4 +1,4 @@
-"""The paths of Responses and Messages."""
+"""The routes of Responses and Messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hydrainfer.server.fronts.turn import shape_of
 
 
 def front_routes(answers: Answers, bodies: Bodies) -> APIRouter:
-    """`answers` are asked for chats; no other way leads to the engine."""
+    """The routes of Responses and Messages. All of them use `answers`; nothing else reaches the engine."""
     router = APIRouter()
 
     @router.post("/v1/responses")

@@ -1,4 +1,4 @@
-"""An answer as the parts that the other protocols know: thoughts, texts and calls, one after the other."""
+"""An answer as a sequence of parts, which the other protocols need: thoughts, texts and calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hydrainfer.server.tool_reply import reader
 
 
 class ReplyPart(msgspec.Struct):
-    """A thought, a text, or a call with its `id` and `name`; then `text` is that of its arguments."""
+    """A thought, a text, or a call. `id`, `name`: of a call, whose `text` is its arguments."""
 
     kind: Literal["thought", "text", "call"]
     text: str = ""
@@ -27,8 +27,8 @@ class ReplyPart(msgspec.Struct):
 
 
 class ReplyTurn(Reply):
-    """The one choice of an answer. A part is begun, grows and ends; what these say is sent as it comes, and thrown away
-    where the answer is wanted whole. `thoughts`: what the model thinks is a part, else it is left out."""
+    """An answer with one choice, as parts. `begin`, `add` and `end` return the bytes to stream for a part; they are
+    dropped if the answer is wanted whole. `thoughts`: whether the model's thoughts are parts or left out."""
 
     def __init__(
         self,
@@ -52,19 +52,19 @@ class ReplyTurn(Reply):
     @staticmethod
     @abstractmethod
     def shows_thoughts(asked: Mapping[str, Any]) -> bool:
-        """Whether this body asks to see what the model thinks."""
+        """Whether a request body asks for the model's thoughts."""
 
     @abstractmethod
     def begin(self, part: ReplyPart) -> bytes:
-        """The last of `parts` is new, and empty."""
+        """The bytes for a new part, the last of `parts`, which is still empty."""
 
     @abstractmethod
     def add(self, part: ReplyPart, new: str) -> bytes:
-        """`new` was added to the last of `parts`."""
+        """The bytes for text `new`, which was added to the last of `parts`."""
 
     @abstractmethod
     def end(self, part: ReplyPart) -> bytes:
-        """The last of `parts` is whole."""
+        """The bytes for the end of the last of `parts`."""
 
     @abstractmethod
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
@@ -72,11 +72,11 @@ class ReplyTurn(Reply):
 
     @abstractmethod
     def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        """The answer of all parts."""
+        """The body of the whole answer."""
 
     @property
     def called(self) -> bool:
-        """The answer ended by itself, and in calls."""
+        """Whether the answer ended by itself and has calls."""
         return self.finish_reason == "stop" and any(part.kind == "call" for part in self.parts)
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:  # noqa: ARG002
@@ -112,7 +112,7 @@ class ReplyTurn(Reply):
             self.n_reasoning = self.prepared.thinking.n_tokens(self._ids, self.vocabulary)
 
     def _grow(self, new: ReplyPart | None, text: str) -> bytes:
-        """Add to the open part or, if that is another than `new` would be, to `new`."""
+        """Add `text` to the open part, or to `new` if that begins another part. `new` None: the open part goes on."""
         out = b""
         goes_on = new is None or (new.kind != "call" and self._open and self.parts[-1].kind == new.kind)
         if new is not None and not goes_on:
@@ -130,5 +130,5 @@ class ReplyTurn(Reply):
 
 
 def shape_of(prefix: str, turn: Callable[..., ReplyTurn], asked: Mapping[str, Any]) -> Shape:
-    """The words of a protocol that says everything by one kind of turn."""
+    """The `Shape` of a protocol that formats every answer by one class of turns."""
     return Shape(prefix, partial(turn, asked=asked), partial(turn, asked=asked))
