@@ -1,4 +1,4 @@
-"""Lifecycle events → timelines, latency breakdowns and the Prometheus page; SLO attainment of anything with latencies.
+"""Lifecycle events → timelines, latency breakdowns and the Prometheus page; latencies → SLO attainment and goodput.
 
 Fed by engines, live or simulated; read by the server and the benchmarks. Never measures time itself.
 """

@@ -1,9 +1,9 @@
-"""Judges whether requests meet their SLO, and how certain a share or a percentile of a sample is.
+"""SLO attainment: whether requests meet their SLO, and confidence intervals of shares and percentiles.
 
 The definitions are those of the paper, section 2.3. Intervals are two-sided at 95 %. Requests that wait in one queue
-share their luck, so that a share of them is less certain than as many independent ones would make it: its interval is
-that of the number of independent requests which would scatter as much (`effective_n`). Those of percentiles take
-samples as independent.
+have correlated delays, so a share of them is less certain than that of as many independent requests. Its interval is
+that of the number of independent requests whose share would vary as much (`effective_n`). The intervals of percentiles
+assume independent samples.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hydrainfer.config import Slo
 
 Number = TypeVar("Number", int, float)
 N_BATCHES = 20
-_ROUNDING = 1e-9  # numbers are equal if they scatter by less than this share of their mean
+_ROUNDING = 1e-9  # a standard deviation below this share of the mean counts as zero
 Z95 = 1.959963984540054
 """The half width, in standard deviations, of an interval that covers 95 % of a normal distribution."""
 
 
 class Verdict(NamedTuple):
-    """The limits that one request kept; a limit that was not set is kept. A failed request keeps none."""
+    """Which limits of the SLO one request met. A limit that is not set is met. A failed request meets none."""
 
     ttft: bool
     tpot: bool
@@ -40,7 +40,8 @@ FAILED = Verdict(False, False, False)
 
 
 def judge(slo: Slo, ttft_s: float | None, interval_s: Sequence[float], e2e_s: float) -> Verdict:
-    """`interval_s`: one entry per token after the first. `ttft_s` None: it had no token at all, which is a miss."""
+    """The verdict on one request. `interval_s`: one entry per token after the first. `ttft_s` None: the request had no
+    token, and failed."""
     if ttft_s is None:
         return FAILED
     within = True
@@ -51,7 +52,7 @@ def judge(slo: Slo, ttft_s: float | None, interval_s: Sequence[float], e2e_s: fl
 
 
 class Proportion(NamedTuple):
-    """`n_met` of `n`, with its interval."""
+    """The share `n_met` / `n`, with its 95 % interval."""
 
     n: int
     n_met: int
@@ -61,18 +62,19 @@ class Proportion(NamedTuple):
 
     @classmethod
     def of(cls, n_met: int, n: int, n_effective: float | None = None) -> Proportion:
-        """`n_effective`: the number of independent samples that say as much; None: all are independent."""
+        """The proportion `n_met` / `n`. `n_effective`: the number of independent samples for the interval; None: all
+        `n` are independent."""
         share = n_met / n if n else 0.0
         return cls(n, n_met, share, *wilson(share, float(n) if n_effective is None else n_effective))
 
     @classmethod
     def of_each(cls, met: Sequence[bool]) -> Proportion:
-        """The share of requests that met it, given in the order of their arrival, with an interval by `effective_n`."""
+        """The share of requests that met their SLO, with an interval by `effective_n`. `met`: in order of arrival."""
         return cls.of(sum(met), len(met), effective_n(met))
 
 
 def wilson(share: float, n: float, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927); (0, 1) where there is no sample."""
+    """Wilson's score interval of a proportion (Wilson 1927); (0, 1) without samples."""
     if n == 0:
         return 0.0, 1.0
     z2 = z * z
@@ -82,9 +84,9 @@ def wilson(share: float, n: float, z: float = Z95) -> tuple[float, float]:
 
 
 def effective_n(*runs: Sequence[float] | NDArray[np.float64]) -> float:
-    """The number of independent values whose mean scatters as that of the runs' values does, by batch means: from the
-    variance between `N_BATCHES` stretches, and how much neighbouring stretches still go together. At most as many as
-    there are, which it is where there are too few to tell."""
+    """The effective sample size: the number of independent values whose mean has the variance of the mean of the runs'
+    values. Found by batch means: from the variance between `N_BATCHES` batches and the correlation of neighbouring
+    batches. At most the number of values; exactly that if there are too few to tell."""
     each = [np.asarray(run, dtype=float) for run in runs]
     values = np.concatenate(each)
     n, size = len(values), len(values) // N_BATCHES
@@ -104,13 +106,13 @@ def effective_n(*runs: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def at_quantile(ordered: Sequence[Number], q: float) -> Number:
-    """The sample at the `q` quantile of ascending samples, of which there is at least one, by its rank."""
+    """The sample at the `q` quantile, by rank. `ordered`: at least one sample, in ascending order."""
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float | None, float | None]:
-    """The 95 % interval of the `q` quantile, by ranks, whatever the distribution (the normal approximation to the
-    binomial number of samples below it). None on a side where the sample is too small to tell."""
+    """The 95 % interval of the `q` quantile, by ranks, for any distribution (normal approximation to the binomial
+    number of samples below the quantile). None for an end for which there are too few samples."""
     n = len(ordered)
     if n == 0:
         return None, None

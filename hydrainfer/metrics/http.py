@@ -1,4 +1,4 @@
-"""The metric of HTTP answers, by the name and the labels of prometheus-fastapi-instrumentator, which vLLM has too."""
+"""The metric of HTTP answers, with the name and labels of prometheus-fastapi-instrumentator, which vLLM also uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DOC = "Requests answered, by path, method and status; 499: the client had gone.
 
 
 class HttpCounts(Collector):
-    """The numbers of requests answered so far, by path, method and status. One thread adds to it and reads it."""
+    """The numbers of requests answered so far, by path, method and status. Used on one thread."""
 
     def __init__(self) -> None:
         self._n: Counter[tuple[str, str, int]] = Counter()
@@ -21,7 +21,7 @@ class HttpCounts(Collector):
         self._registry.register(self)
 
     def add(self, handler: str, method: str, status: int) -> None:
-        """Count an answer. `handler`: the path of its route, of which there are few; "none" if it has none."""
+        """Count an answer. `handler`: the path template of its route, or "none" if it has no route."""
         self._n[handler, method, status] += 1
 
     def collect(self) -> Iterator[Metric]:
@@ -31,5 +31,5 @@ class HttpCounts(Collector):
         yield family
 
     def page(self) -> bytes:
-        """The text exposition."""
+        """The metric in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""The Prometheus page: vLLM's metric names with our prefix, so that existing dashboards need one change."""
+"""The Prometheus page: vLLM's metric names with our prefix, so that only the prefix changes in existing dashboards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 PREFIX = "hydrainfer:"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_KEPT = 1024
+_KEPT = 1024  # timelines and ended requests that are kept
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 _HISTOGRAMS = {
@@ -54,7 +54,7 @@ _OF_INSTANCES = {
     "requests_landed": "Requests that came from other instances.",
     "blocks_pulled": "Blocks copied from other instances.",
 }
-"""What the metrics of each instance mean, by the end of their names: what precedes it is a kind of cache."""
+"""The help text of each instance's metrics, by the end of their names, which may follow the name of a cache."""
 
 
 class QueueStats(NamedTuple):
@@ -67,8 +67,8 @@ class QueueStats(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """One of the latest requests that have ended, and were not cut off: `number` counts them from 1; `finished_s` is on
-    the engine's clock; `intervals_s` has what happened of `INTERVALS`."""
+    """A request that has ended with a whole answer. `number`: counts such requests from 1; `finished_s`: on the
+    engine's clock; `intervals_s`: those of `INTERVALS` that happened."""
 
     number: int
     finished_s: float
@@ -80,9 +80,9 @@ class Ended(NamedTuple):
 
 
 class PrometheusRecorder:
-    """Takes lifecycle events, from one thread at a time; `page`, `timings`, `stopped`, `ended_after` and `n_tokens` are
-    for any thread.
-    `instances` and `waiting` are asked at each scrape. `prefix_cache`: whether requests share KV."""
+    """Builds metrics from lifecycle events. `record` is called by one thread at a time; `page`, `timings`, `stopped`,
+    `ended_after` and `n_tokens` may be used by any thread. `instances` and `waiting` are called at each scrape.
+    `prefix_cache`: whether requests share KV."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class PrometheusRecorder:
         prefix_cache: bool = True,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._done: dict[str, Timeline] = {}  # the latest that nobody has asked for
-        self._lock = threading.Lock()  # around those, and the next
-        self.n_tokens = (0, 0)  # of prompts and answers so far
+        self._done: dict[str, Timeline] = {}  # the latest timelines that `timings` has not returned yet
+        self._lock = threading.Lock()  # around `_done`, `_ended` and `_stopped`
+        self.n_tokens = (0, 0)  # prompt tokens and answer tokens so far
         self._ended: deque[Ended] = deque(maxlen=_KEPT)
-        self._stopped: set[str] = set()  # that a stop string has ended
+        self._stopped: set[str] = set()  # requests that a stop string has ended
         self._timelines = Timelines(self._request_done)
         labels = ("model_name",)
         self._histograms = {
@@ -140,19 +140,19 @@ class PrometheusRecorder:
             self._histograms["time_to_first_token_seconds"].observe(timeline.ttft_s)
 
     def timings(self, request_id: str) -> Timeline | None:
-        """The timeline of a request that has finished; once, and only while it is among the latest."""
+        """The timeline of a finished request. It is returned only once, and only while it is among the latest."""
         with self._lock:
             self._stopped.discard(request_id)
             return self._done.pop(request_id, None)
 
     def stopped(self, request_id: str) -> None:
-        """Note that a stop string has ended it, which the engine does not know: for the engine it is cancelled."""
+        """Note that a stop string has ended a request. For the engine, such a request is cancelled."""
         with self._lock:
             self._stopped.add(request_id)
 
     def ended_after(self, number: int) -> list[Ended]:
-        """The latest requests that have ended, the oldest first, but not those up to `number`; all of them if there is
-        no such number: who asks knows it from an earlier server."""
+        """The latest ended requests after `number`, the oldest first. All of them if `number` is not reached yet: it
+        then comes from an earlier server."""
         with self._lock:
             if not self._ended or number > self._ended[-1].number:
                 number = 0
@@ -188,7 +188,7 @@ class PrometheusRecorder:
         self._success.labels(self._model, timeline.finish_reason).inc()
 
     def page(self) -> bytes:
-        """The text exposition of everything."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -214,14 +214,14 @@ class _WaitingCollector(Collector):
 
 
 class _InstancesCollector(Collector):
-    """The metrics read from the instances at scrape time: one sample per live instance, labelled `engine` as vLLM's."""
+    """The metrics read from the instances at each scrape: a sample per live instance, labelled `engine` as in vLLM."""
 
     def __init__(self, model: str, instances: Callable[[], list[InstanceInfo]]) -> None:
         self._model = model
         self._instances = instances
 
     def describe(self) -> list[Metric]:
-        return []  # names are known only with the instances' caches; `collect` is not called at registration
+        return []  # the names depend on the instances' caches; without this, registration would call `collect`
 
     def collect(self) -> Iterator[Metric]:
         labels = ["model_name", "engine"]

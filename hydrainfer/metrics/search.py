@@ -1,9 +1,9 @@
-"""Goodput: the highest rate at which enough requests would meet their SLO for ever.
+"""Goodput: the highest rate at which enough requests would meet their SLO in the steady state.
 
-A search is told what came of each rate and says which to try next, and with how many requests; it measures nothing
-itself. A rate on which the runs so far cannot tell is run again, twice as long, up to a limit; then it stays undecided.
-What is found is the interval between the highest rate that is carried for certain and the lowest that certainly is not,
-each approached from its side until nothing is left to decide. Attainment is taken to fall with the rate.
+A search gets the results of each run, and returns the rate and the length of the next one; it measures nothing itself.
+A rate that the runs so far cannot decide is run again, twice as long, up to a limit; then it stays undecided. The
+result is the interval between the highest rate that is certainly carried and the lowest that certainly is not. Both
+ends are refined until nothing is left to decide. The search assumes that attainment falls with the rate.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hydrainfer.core import ConfigError
 from hydrainfer.metrics.attainment import Proportion
 from hydrainfer.metrics.steady import Series, Steady, steady_state
 
-_FAR_BELOW = 1000.0  # times below the first rate a search gives up
+_FAR_BELOW = 1000.0  # a search gives up at this fraction of the first rate
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """`rate_per_s`: the best estimate, 0 if no rate tried reached `target`. At `low` attainment is above the target
-    with 95 % confidence, at `high` below it; None where no rate tried was that clear. `note`: why the search ended, if
-    it did not just find it."""
+    """The result of a search. `rate_per_s`: the best estimate, 0 if no rate tried reached `target`. At `low`,
+    attainment is above the target with 95 % confidence; at `high`, below it; None if no rate tried was that clear.
+    `note`: why the search ended, if not with a clear result."""
 
     rate_per_s: float
     low: float | None
@@ -35,14 +35,15 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ask(NamedTuple):
-    """A run wanted at `rate` per second, `times` as long as the first one there."""
+    """A request for a run at `rate` per second, `times` as long as the first one at this rate."""
 
     rate: float
     times: int
 
 
 class Search:
-    """`while (ask := search.next()) is not None: search.tell(ask.rate, series)`. Raises `ConfigError`."""
+    """A search for the goodput: `while (ask := search.next()) is not None: search.tell(ask.rate, series)`. Raises
+    `ConfigError`."""
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class Search:
         max_runs: int = 3,
         factor: float = 2.0,
     ) -> None:
-        """`max_rate`: no higher one is tried. `bound`: known to be too much. A rate gets at most `max_runs` runs, each
-        twice as long as the one before it."""
+        """`max_rate`: the highest rate to try. `bound`: a rate that is known to be too high. A rate gets at most
+        `max_runs` runs, each twice as long as the one before it."""
         if not first > 0 or not max_rate > 0:
             raise ConfigError(f"a search needs a positive first rate, not {first:g}", param="rate")
         if not 0 < target <= 1 or not tolerance > 0 or max_runs < 1:
@@ -69,12 +70,13 @@ class Search:
         self._not_ours: dict[float, str] = {}
 
     def tell(self, rate: float, run: Series) -> None:
-        """`run`: at least one request."""
+        """Add the result of a run at `rate`. `run`: at least one request."""
         self._runs.setdefault(rate, []).append(run)
         self._found[rate] = steady_state(self._runs[rate])
 
     def give_up_above(self, rate: float, why: str) -> None:
-        """Try `rate` and above no more, since runs there say nothing of the server; the result says why."""
+        """Do not try `rate` or higher ones again, since runs there do not measure the server. The result's note is
+        `why`."""
         self._not_ours[rate] = why
 
     def next(self) -> Ask | None:
@@ -86,14 +88,15 @@ class Search:
         return None if wanted is None else Ask(wanted, 1)
 
     def _may_tell(self, rate: float) -> bool:
-        """Whether the runs that are left may show what a queue comes to at this rate, or that it grows: a queue beyond
-        its capacity does so in proportion to time, of which the limit of chance grows with the root only."""
+        """Whether the runs that are left may decide this rate: they are long enough for its steady state, or may show
+        that the queue grows. A queue beyond its capacity grows in proportion to time, while the limit for chance grows
+        only with the square root of time."""
         runs, found = self._runs[rate], self._found[rate]
         left = self._max_runs - len(runs)
         if not left:
             return False
         longest = len(runs[-1].met) * 2**left
-        enough = 1.5 * longest * left  # by the last two; what a run says is less sure, the shorter it is
+        enough = 1.5 * longest * left  # the last two runs count; times `left`, as short runs measure `n_wanted` badly
         return found.n_wanted <= enough or found.growth * math.sqrt(2**left) > 1.0
 
     def _next_rate(self) -> float | None:
@@ -106,7 +109,7 @@ class Search:
             assert most is not None
             return min(most * self._factor, self._max_rate) if most < self._max_rate else None
         if low is None:
-            n_tried = sum(rate <= self._first for rate in self._found)  # ever larger steps
+            n_tried = sum(rate <= self._first for rate in self._found)  # the steps become larger
             least = min([self._first, *self._found])
             return least / self._factor ** max(1, n_tried) if least > self._first / _FAR_BELOW else None
         gaps = [(low, high)] if most is None or not open_ else [(low, least), (most, high)]
@@ -123,7 +126,7 @@ class Search:
         return min((r for r, s in self._found.items() if s.carried(self._target) is False), default=None)
 
     def result(self) -> Goodput:
-        """The goodput by all runs so far."""
+        """The goodput, from all runs so far."""
         curve = tuple((rate, found.met) for rate, found in sorted(self._found.items()))
         low, high = self._low, self._high
         if high is None and self._bound < math.inf:
@@ -138,18 +141,20 @@ class Search:
         )
 
     def _estimate(self) -> float:
-        """The rate at which misses pass what the target allows. Short runs flatter. To take rates whose runs met the
-        target but were too short to tell for not carried errs to below, to leave them out to above, each about as far
-        (`benchmarks/b22_intervals.py`): it is the geometric mean."""
+        """The rate at which attainment falls below the target. Short runs overestimate attainment. Counting the rates
+        whose runs met the target but were too short as not carried gives too low an estimate; leaving them out gives
+        too high an estimate, by about the same factor (`benchmarks/b22_intervals.py`). The result is the geometric mean
+        of the two."""
         found, certain = sorted(self._found.items()), self._low or 0.0
         told = [(rate, s) for rate, s in found if s.settled or s.grows or s.met.share < self._target]
         least = self._crossing([(r, s) for r, s in found if r > certain or (r, s) in told])
         return math.sqrt(least * max(least, self._crossing(told, self._bound)))
 
     def _crossing(self, found: Sequence[tuple[float, Steady]], bound: float = math.inf) -> float:
-        """Waiting times have exponential tails that lengthen towards the capacity (Kingman 1961), so the logarithm of
-        misses is nearly a line between two rates. Runs that were too short to tell have no other share than 0, and all
-        miss at the `bound`."""
+        """The rate at which attainment crosses the target, interpolated between two rates. Waiting times have
+        exponential tails that become longer towards the capacity (Kingman 1961), so the logarithm of the share of
+        misses is nearly linear in between. The attainment of runs that were too short counts as 0, and so does that at
+        the `bound`."""
         points = [(rate, s.met.share if s.settled else 0.0, s.met.n) for rate, s in found]
         points += [(bound, 0.0, 1)] if bound < math.inf else []
         low, most = (0.0, 0.0), math.log(max(1.0 - self._target, 1e-9))
@@ -179,8 +184,9 @@ class Search:
 
 
 def _falling(points: list[tuple[float, float, int]]) -> list[tuple[float, float]]:
-    """(rate, share) with shares that never rise: neighbours that do are given their mean (pool adjacent violators)."""
-    pools: list[list[float]] = []  # share, weight, how many
+    """Pairs (rate, share) whose shares never rise with the rate: neighbours that do get their mean (pool adjacent
+    violators). `points`: rate, share and number of requests, by rate."""
+    pools: list[list[float]] = []  # share, weight, number of points
     for _, share, n in points:
         pools.append([share, n, 1])
         while len(pools) > 1 and pools[-1][0] > pools[-2][0]:

@@ -1,15 +1,16 @@
-"""Whether a rate would be carried for ever, judged from runs that end.
+"""Whether a rate would be carried in the steady state, judged from runs of finite length.
 
-A run begins with empty queues, which flatters, and neighbours in a queue share their luck. So of each run,
+A run begins with empty queues, which makes it look too good, and the delays of neighbouring requests are correlated.
+So for each run,
 
-- the warm-up is left out: as many requests as make the marginal standard error of the delays least (MSER-5, White
-  1997);
-- the share that met the SLO has the interval of batch means, widened where neighbouring batches still go together;
-- it says something only if the run is many times as long as the queue needs to forget its past. In heavy traffic that
-  is `8 L² / v` requests, with a mean backlog of `L` requests beyond the usual and `v` the squared variation of arrivals
-  and of work together (the relaxation time of reflected Brownian motion, Harrison 1985);
-- a queue grows for certain if its end is longer than a queue at the edge of its capacity gets, which is a reflected
-  random walk: `sqrt(v n)` times what a normal variable hardly exceeds.
+- the warm-up is left out: the number of requests that minimizes the marginal standard error of the delays (MSER-5,
+  White 1997);
+- the share that met the SLO gets an interval by batch means, widened if neighbouring batches are still correlated;
+- the share counts only if the run is many times as long as the relaxation time of the queue. In heavy traffic that is
+  `8 L² / v` requests, where `L` is the mean backlog in requests beyond the usual, and `v` the sum of the squared
+  coefficients of variation of arrivals and of work (relaxation time of reflected Brownian motion, Harrison 1985);
+- a queue certainly grows if it is longer at the end than a queue at the edge of its capacity gets. The latter is a
+  reflected random walk: the limit is `sqrt(v n)` times a quantile of the normal distribution.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from numpy.typing import NDArray
 from hydrainfer.metrics.attainment import Z95, Proportion, effective_n, wilson
 
 ENOUGH = 24.0
-"""Relaxation times that a run has to last before its share is taken for that of the steady state."""
+"""The number of relaxation times that a run must last for its share to count as that of the steady state."""
 _STABLE = 8.0
-"""Likewise, where the limit is so far that only a queue without end could pass it: at the edge of its capacity hardly
-one queue in 40 looks so short for so long."""
-_FAR = 7.0  # mean waits; an exponential tail leaves less than one in a thousand beyond
-_PER_RELAXATION = 1.5  # requests that count as independent, at most
-_WORK_CV2 = 1.0  # squared variation of the work, of which only what is left of it shows; as of exponential times
-_T95, _SURE = 2.093, 2.861  # Student's quantiles for 19 degrees of freedom: 95 %; 99 % where it is looked at repeatedly
+"""The same, for a limit so high that only a queue that grows without end could exceed it: hardly one in 40 queues at
+the edge of its capacity looks so short for so long."""
+_FAR = 7.0  # mean waits; in an exponential tail less than one in a thousand requests waits longer
+_PER_RELAXATION = 1.5  # the most independent requests per relaxation time
+_WORK_CV2 = 1.0  # squared coefficient of variation of the work, which is not observed: that of exponential times
+_T95, _SURE = 2.093, 2.861  # Student's t, 19 degrees of freedom: 95 %; 99 %, as the test is made repeatedly
 _GROWS = NormalDist().inv_cdf(1 - 0.025 / 2)  # a reflected walk has two tails
 
 
 class Series(msgspec.Struct, frozen=True):
-    """The requests of one run in the order of their arrival: when they came, how long each waited for its first token
-    (inf: it never had one), and whether it met the SLO. `limit_s`: how long it may wait by the SLO, if known."""
+    """The requests of one run in the order of arrival. `at_s`: arrival times; `delay_s`: times to first token, inf for
+    none; `met`: whether the SLO was met. `limit_s`: the SLO's limit on the delay, if known."""
 
     at_s: Sequence[float] | NDArray[np.float64]
     delay_s: Sequence[float] | NDArray[np.float64]
@@ -47,9 +48,9 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
-    """The steady state at a rate: the share that meets the SLO, after `n_warmup` requests. `n_effective`: independent
-    ones that would say as much. `growth`: the queue at the end, as a share of the longest that one at the edge of its
-    capacity gets. `n_wanted`: requests that runs need before the share is that of the steady state."""
+    """The steady state at a rate. `met`: the share that meets the SLO, after `n_warmup` requests. `n_effective`: the
+    effective number of independent requests. `growth`: the length of the queue at the end, relative to the limit for a
+    queue at the edge of its capacity. `n_wanted`: the number of requests after which the share counts as steady."""
 
     met: Proportion
     n_effective: float
@@ -59,7 +60,7 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grows(self) -> bool:
-        """Whether a queue does, for certain."""
+        """Whether the queue certainly grows."""
         return self.growth > 1.0
 
     @property
@@ -68,8 +69,8 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_wanted <= self.met.n
 
     def carried(self, target: float) -> bool | None:
-        """Whether the rate is carried: a share `target` of the requests meets the SLO. None if these runs cannot
-        tell."""
+        """Whether the rate is carried, that is, at least a share `target` of the requests meets the SLO. None if the
+        runs cannot tell."""
         if self.grows:
             return False
         low, high = wilson(self.met.share, self.n_effective, _SURE)
@@ -77,7 +78,7 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def steady_state(runs: Sequence[Series]) -> Steady:
-    """The steady state behind independent runs at one rate. Those less than half as long as the longest are left
+    """The steady state estimated from independent runs at one rate. Runs less than half as long as the longest are left
     out."""
     longest = max(len(run.met) for run in runs)
     runs = [run for run in runs if 2 * len(run.met) >= longest]
@@ -102,7 +103,7 @@ def steady_state(runs: Sequence[Series]) -> Steady:
 
 
 def warm_up(values: NDArray[np.float64]) -> int:
-    """The number of values to leave out, at most half of them (MSER-5)."""
+    """The number of values to leave out at the beginning, at most half of them (MSER-5)."""
     means = values[: len(values) // 5 * 5].reshape(-1, 5).mean(axis=1)
     m = len(means)
     if m < 10:
@@ -114,7 +115,7 @@ def warm_up(values: NDArray[np.float64]) -> int:
 
 
 def _capped(run: Series) -> NDArray[np.float64]:
-    """The delays; one without end is as long as the longest."""
+    """The delays. Infinite ones are replaced by the longest finite one."""
     delays = np.asarray(run.delay_s, dtype=float)
     finite = np.isfinite(delays)
     return np.where(finite, delays, delays[finite].max() if finite.any() else 0.0)
@@ -127,7 +128,8 @@ def _variation(run: Series) -> float:
 
 
 def _backlog(run: Series) -> NDArray[np.float64]:
-    """Requests that wait more than in the quietest stretch, in stretches of as many requests as there are stretches."""
+    """The backlog in requests, beyond that of the quietest batch, per batch. There are as many batches as requests in a
+    batch."""
     delays = _capped(run)
     size = max(1, math.isqrt(len(delays)))
     means = delays[: len(delays) // size * size].reshape(-1, size).mean(axis=1)
@@ -136,7 +138,7 @@ def _backlog(run: Series) -> NDArray[np.float64]:
 
 
 def _far(run: Series) -> bool:
-    """The limit is far beyond what requests wait."""
+    """Whether the SLO's limit is far beyond the delays."""
     delays = _capped(run)
     rate = len(delays) / max(run.at_s[-1] - run.at_s[0], 1e-9)
     usual_s = float(np.quantile(delays, 0.9))
@@ -144,7 +146,8 @@ def _far(run: Series) -> bool:
 
 
 def _relaxation(run: Series) -> float:
-    """Requests; exact for M/M/1 (1 / (1 - sqrt(rho))^2 services), and the one of heavy traffic for all queues."""
+    """The relaxation time, in requests. Exact for M/M/1 (1 / (1 - sqrt(rho))^2 services); for other queues correct in
+    heavy traffic."""
     backlog = float(_backlog(run).mean())
     return max(1.0, backlog * (1 + backlog) * (1 + math.sqrt(backlog / (1 + backlog))) ** 2 * 2 / _variation(run))
 

@@ -2,11 +2,11 @@
 
     ARRIVED ─encode_queue─ STARTED ─encode─ MIGRATING ─ep_migration─ QUEUED ─prefill_queue─ STARTED ─prefill─ … FINISHED
 
-A life is cut where a stage is QUEUED or STARTED and where MIGRATING begins, so that the eight intervals always add up
-to the whole. Events of one request come from several processes and may overtake each other; their `at_s` is one clock,
-so the cuts are made in the order of time when FINISHED has come, which is the last to come. What precedes the first cut
-(the pictures are prepared) belongs to the queue of its stage. RECOVERED is no cut: the interval in which an instance
-died goes on until the next life is QUEUED, and what that life does again adds to the intervals it had before.
+The life of a request is cut at QUEUED, STARTED and MIGRATING, so the eight intervals always add up to the whole. The
+events come from several processes and may overtake each other. Their `at_s` is on one clock, so the cuts are sorted by
+time once FINISHED, always the last, has come. The time before the first cut, in which pictures are prepared, belongs to
+the queue of the first stage. RECOVERED is not a cut: the interval in which an instance died lasts until the next life
+is QUEUED, and the work that this life repeats is added to the same intervals.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MIGRATION = {Stage.ENCODE: "encode_queue", Stage.PREFILL: "ep_migration", Stage
 
 @dataclass(slots=True)
 class Timeline:
-    """The times and counts known of one request. Times in seconds of the engine's clock; `token_s` has one entry per
-    token. `arrived_s` is None until ARRIVED is heard; `intervals_s` is empty until the request has finished, and then
-    has what happened of `INTERVALS`, as `spans` has each time that one began and ended."""
+    """The times and counts of one request. Times in seconds of the engine's clock; `token_s`: one entry per token.
+    `arrived_s`: None until ARRIVED has come. `intervals_s` and `spans` are empty until the request has finished; then
+    they have the total time of each of `INTERVALS` that happened, and each occurrence with its begin and end."""
 
     arrived_s: float | None = None
     token_s: list[float] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Timeline:
     n_recoveries: int = 0
     intervals_s: dict[str, float] = field(default_factory=dict)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
-    _cuts: list[tuple[float, str, Stage]] = field(default_factory=list)  # when which interval began, as heard
+    _cuts: list[tuple[float, str, Stage]] = field(default_factory=list)  # begin, interval, stage; as received
 
     def hear(self, event: LifecycleEvent) -> None:
-        """Note an event, any but ARRIVED and FINISHED."""
+        """Add an event, any but ARRIVED and FINISHED."""
         _, kind, at_s, stage, _, _ = event
         if kind is EventKind.TOKEN:
             self.token_s.append(at_s)
@@ -66,11 +66,11 @@ class Timeline:
             self.n_recoveries += 1
 
     def finish(self, at_s: float, reason: str) -> None:
-        """Order all that was heard. Clocks of two machines may disagree a little, so what seems to be before the
-        arrival or after the end is moved there."""
+        """Sort the events and compute the intervals. The clocks of two machines may differ a little, so times before
+        the arrival or after the end are moved there."""
         cuts = sorted(self._cuts, key=lambda cut: cut[0])
         self.token_s.sort()
-        if self.arrived_s is None:  # its instance died before it could say so
+        if self.arrived_s is None:  # its instance died before it could report ARRIVED
             self.arrived_s = min([at_s, *self.token_s[:1], *(cut[0] for cut in cuts[:1])])
         self.finished_s, self.finish_reason = max(at_s, self.arrived_s), reason
         doing, since_s = _QUEUE[cuts[0][2] if cuts else Stage.PREFILL], self.arrived_s
@@ -96,7 +96,7 @@ class Timeline:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first."""
+        """The mean time per output token after the first, or None with fewer than two tokens."""
         n = len(self.token_s) - 1
         return (self.token_s[-1] - self.token_s[0]) / n if n > 0 else None
 
@@ -112,16 +112,16 @@ class Timeline:
 
 
 class Timelines:
-    """Builds timelines from events, live or simulated; hands each finished one to `finished` and forgets it. FINISHED
-    is the last that is recorded of a request; before it, any order will do."""
+    """Builds timelines from events, live or simulated. Passes each finished one to `finished` and forgets it. FINISHED
+    must be the last event of a request; the others may come in any order."""
 
     def __init__(self, finished: Callable[[str, Timeline], None]) -> None:
         self._finished = finished
         self._live: dict[str, Timeline] = {}
 
     def record(self, event: LifecycleEvent) -> Timeline | None:
-        """Returns the timeline the event belongs to, for recorders that look at single events; None if it tells nothing
-        new: each instance that a request is given to says that it has arrived, and the first time counts."""
+        """Add an event. Returns its timeline, for recorders that look at single events, or None for a repeated ARRIVED:
+        each instance that gets a request reports one, and only the first counts."""
         timeline = self._live.get(event.request_id)
         if timeline is None:
             timeline = self._live[event.request_id] = Timeline()
