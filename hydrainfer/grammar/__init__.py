@@ -1,7 +1,7 @@
-"""Grammars that answers must match (JSON schema, regular expression, Lark): compiled within bounds, cached, followed.
+"""Grammars that answers must match (JSON schema, regular expression, Lark): compiled within limits, cached, followed.
 
-Called by `processor`, which compiles and so checks them, and by `runtime`, which asks what may come next. Never
-samples, never touches a device.
+Called by `processor`, which checks grammars by compiling them, and by `runtime`, which asks for the tokens that may
+come next. Never samples, never touches a device.
 """
 
 from hydrainfer.grammar.compile import Grammars, load_grammars

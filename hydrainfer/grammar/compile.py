@@ -1,4 +1,4 @@
-"""Grammars compiled by llguidance, within limits of size and work, and kept for the next request that has the same."""
+"""Grammars compiled by llguidance, within limits of size and work, and cached for requests with the same grammar."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _LIMITS: dict[str, Any] = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""A fraction of the library's defaults: with these and `MAX_GRAMMAR_CHARS` the worst grammars we know take well under a
-second to compile, and to say what may come next (tests/grammar/test_hostile.py)."""
-_MAX_GBNF_CHARS = 8192  # it is translated in Python
+"""Much lower limits than the library's defaults. With them and `MAX_GRAMMAR_CHARS`, the worst grammars we know take
+well under a second to compile, and to compute the next tokens (tests/grammar/test_hostile.py)."""
+_MAX_GBNF_CHARS = 8192  # GBNF is translated in Python, which is slow
 
 
 class Grammars:
-    """Compiler and cache for one tokenizer. Thread-safe. The library lets go of the interpreter while it compiles."""
+    """The compiler and cache of grammars for one tokenizer. Thread-safe. The library releases the GIL to compile."""
 
     def __init__(self, tokenizer: Any, eos_ids: Sequence[int]) -> None:
         """`tokenizer`: an `llguidance.LLTokenizer`. `eos_ids` end an answer."""
@@ -42,11 +42,12 @@ class Grammars:
         self._tokenizer = tokenizer
         self._limits = llguidance.LLParserLimits(**_LIMITS)
         self._lock = threading.Lock()
-        self._kept: dict[Grammar, Future[Any]] = {}  # a matcher, or why there is none; the last used last
+        self._kept: dict[Grammar, Future[Any]] = {}  # a matcher or an error message; the last used last
         self._worker = ThreadPoolExecutor(1, "hydra-grammar")
 
     def compiled(self, grammar: Grammar) -> Any:
-        """The `LLMatcher` at its start, not to be moved: copy it. Raises `InvalidRequest` if there can be none."""
+        """The `LLMatcher` at its start. It is shared, so copy it before use. Raises `InvalidRequest` if the grammar
+        cannot be compiled."""
         future, mine = self._entry(grammar)
         if mine:
             self._compile(grammar, future)
@@ -56,7 +57,7 @@ class Grammars:
         return found
 
     def expect(self, grammar: Grammar) -> None:
-        """Begin to compile it in the background; returns at once."""
+        """Begin to compile a grammar in the background, and return at once."""
         future, mine = self._entry(grammar)
         if mine:
             self._worker.submit(self._compile, grammar, future)
@@ -65,7 +66,7 @@ class Grammars:
         self._worker.shutdown(cancel_futures=True)
 
     def _entry(self, grammar: Grammar) -> tuple[Future[Any], bool]:
-        """Its future, and whether the caller has to fill it."""
+        """The future of a grammar, and whether the caller must set its result."""
         with self._lock:
             found = self._kept.pop(grammar, None)
             future = self._kept[grammar] = found or Future()
@@ -77,7 +78,7 @@ class Grammars:
         try:
             matcher = self._matcher(grammar)
             first = matcher.deep_copy()
-            first.compute_bitmask()  # what it builds on the way is shared by all copies
+            first.compute_bitmask()  # the tables that this builds are shared by all copies
             error = matcher.get_error() or first.get_error()
             future.set_result(_complaint(error) if error else matcher)
         except Exception as e:
@@ -91,7 +92,7 @@ class Grammars:
             if '"format"' in text:
                 text = json.dumps(without_unknown_formats(json.loads(text)))
             source = LLMatcher.grammar_from_json_schema(text, overrides=JSON_STYLE)
-        elif grammar.kind == "lark" and "::=" in grammar.text:  # GBNF, as llama.cpp has it and vLLM's users send it
+        elif grammar.kind == "lark" and "::=" in grammar.text:  # GBNF, llama.cpp's format, which users of vLLM send
             if len(grammar.text) > _MAX_GBNF_CHARS:
                 raise ValueError(f"a GBNF grammar takes at most {_MAX_GBNF_CHARS} characters; write it in Lark")
             source = grammar_from("gbnf", grammar.text)
@@ -101,8 +102,8 @@ class Grammars:
 
 
 def load_grammars(path: Path, n_vocab: int, eos_ids: Sequence[int]) -> Grammars | None:
-    """Read a checkpoint's tokenizer.json; 2 s and 100 MB for 150,000 tokens. `n_vocab`: columns of the logits. Returns
-    None, with a line in the log, where that is impossible: then no request may have a grammar."""
+    """The `Grammars` of a checkpoint, from its tokenizer.json; takes 2 s and 100 MB for 150,000 tokens. `n_vocab`:
+    columns of the logits. Returns None, and logs why, if that fails: then no request may have a grammar."""
     try:
         from llguidance import LLTokenizer
 
@@ -116,5 +117,5 @@ def load_grammars(path: Path, n_vocab: int, eos_ids: Sequence[int]) -> Grammars 
 
 
 def _complaint(text: str) -> str:
-    """The library's words, short."""
+    """The error message for the client, with the library's message shortened."""
     return f"the grammar or schema cannot be used: {' '.join(text.split())[:300]}"

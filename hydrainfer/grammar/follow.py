@@ -1,7 +1,7 @@
-"""The places of live requests in their grammars.
+"""The positions of live requests in their grammars.
 
-The place is a function of the grammar and of the tokens produced so far, so nothing of it ever travels: after a
-preemption, a migration or a lost instance it is computed again from the tokens.
+A position follows from the grammar and the tokens produced so far, so it is never transferred: after a preemption, a
+migration or the loss of an instance, it is computed again from the tokens.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _KEPT = 256
 
 
 class Guided(NamedTuple):
-    """One row of logits whose token must follow `grammar`, after `produced` and what in it is `reasoning`. `id`: of the
-    request."""
+    """A row of logits whose token must follow `grammar`, after the tokens `produced`. `reasoning`: how the answer's
+    reasoning, which the grammar does not cover, begins and ends. `id`: the request's id."""
 
     row: int
     id: str
@@ -29,7 +29,7 @@ class Guided(NamedTuple):
 
 
 class _MatcherState:
-    """A matcher that has read `n_read` tokens."""
+    """A matcher that has read `n_read` tokens of the answer."""
 
     __slots__ = ("matcher", "n_read")
 
@@ -39,14 +39,16 @@ class _MatcherState:
 
 
 class Follower:
-    """The places of the requests seen last; a request that comes back later is read from its start. One thread only."""
+    """The positions of the requests seen last. For a request that comes back later, all tokens are read again. Used on
+    one thread."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._places: dict[str, _MatcherState] = {}  # by request, the last used last
 
     def blocked(self, rows: Sequence[Guided], n_columns: int) -> tuple[np.ndarray, dict[str, HydraError]]:
-        """The tokens that may not come next, bool [rows, n_columns], and by request id why one cannot go on."""
+        """The tokens that may not come next, bool [rows, n_columns], and the errors of requests that cannot go on, by
+        id."""
         n_bytes = (n_columns + 7) // 8
         allowed = np.zeros((len(rows), n_bytes), dtype=np.uint8)
         failed: dict[str, HydraError] = {}
@@ -71,7 +73,7 @@ class Follower:
         return np.unpackbits(~allowed, axis=1, bitorder="little", count=n_columns).view(bool), failed
 
     def _thinking(self, n_bytes: int) -> np.ndarray:
-        """The tokens that may come within a reasoning: all but the answer's end."""
+        """The tokens that may come within a reasoning, as a bit mask: all but those that end the answer."""
         bits = np.full(n_bytes, 0xFF, dtype=np.uint8)
         for token in self._grammars.eos_ids:
             if token >> 3 < n_bytes:
@@ -79,13 +81,13 @@ class Follower:
         return bits
 
     def _advance(self, guided: Guided, begin: int) -> _MatcherState:
-        """The request's place after all that it has produced from `begin` on. Raises `HydraError`."""
+        """The request's position after the tokens that it has produced from `begin` on. Raises `HydraError`."""
         place = self._places.pop(guided.id, None)
         n_answer = len(guided.produced) - begin
         if place is None or place.n_read > n_answer:
             place = _MatcherState(self._grammars.compiled(guided.grammar).deep_copy())
         for token in guided.produced[begin + place.n_read :]:
-            ended = token in self._grammars.eos_ids  # `ignore_eos`: it stays at its end
+            ended = token in self._grammars.eos_ids  # with `ignore_eos`, the matcher stays at the end
             if not ended and not place.matcher.consume_token(token):
                 raise _too_complex(place.matcher.get_error())
         place.n_read = n_answer
@@ -94,7 +96,7 @@ class Follower:
 
 
 def _answer_begins(guided: Guided) -> int | None:
-    """The number of produced tokens that are reasoning; None within one."""
+    """The number of produced tokens that belong to the reasoning, or None if it has not ended."""
     reasoning, produced = guided.reasoning, guided.produced
     if reasoning is None or not (reasoning.begun or (produced and produced[0] == reasoning.opens)):
         return 0

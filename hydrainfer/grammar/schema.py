@@ -1,11 +1,11 @@
-"""JSON schemas as the grammar library takes them."""
+"""JSON schemas in the form that the grammar library accepts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One line, as `json.dumps` writes it: what most models write, and a model cannot fill its answer with white space."""
+"""JSON on one line, as `json.dumps` writes it. Most models write it so, and cannot then fill an answer with spaces."""
 _HELD_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
@@ -13,8 +13,8 @@ _DATA = ("const", "enum", "default", "examples")
 
 
 def without_unknown_formats(schema: Any) -> Any:
-    """The schema without the formats that the library refuses because it does not know them. To a schema's
-    specification they are annotations; pydantic writes some (`path`, `password`, `binary`)."""
+    """The schema without the `format`s that the library does not know and would refuse. The JSON Schema specification
+    treats formats as annotations; pydantic writes some that are unknown here (`path`, `password`, `binary`)."""
     if isinstance(schema, list):
         return [without_unknown_formats(one) for one in schema]
     if not isinstance(schema, dict):
