@@ -1,7 +1,7 @@
-"""The checkpoint that ships with the package, for those who name none: it knows shapes and digits.
+"""The checkpoint that ships with the package, used if no model is named: it recognizes shapes and digits.
 
 Called by the configuration loader, `checkpoint.locate` and the demo. An ordinary Hugging Face directory beside this
-file; made by `training/builtin`. Nothing anywhere treats it in a special way, but that it has a name.
+file; made by `training/builtin`. Apart from its name, it is treated like any other checkpoint.
 """
 
 from pathlib import Path
