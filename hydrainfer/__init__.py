@@ -16,7 +16,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":  # imported on first use: it brings torch
+    if name == "LLM":  # imported on first use, because it imports torch
         from hydrainfer.offline import LLM
 
         return LLM

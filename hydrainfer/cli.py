@@ -1,4 +1,4 @@
-"""The `hydrainfer` command. The flags of a verb are the fields of a struct; nothing is declared twice."""
+"""The `hydrainfer` command. The flags of a verb are made from the fields of a struct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INTERRUPTED = 130  # exit status
 
 
 class _Verbs(TyperGroup):
-    """Says it in a line when Ctrl-C ends a verb that has not said so itself."""
+    """A command group that prints one line if Ctrl-C ends a verb that does not handle it."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -79,8 +79,8 @@ def serve(config_file: _ConfigFile = None, **flags: str | None) -> None:
 
 
 def _begin(config: ServeConfig, console: Console) -> None:
-    """Refuse a wrong model or layout, or say that a server starts, before what takes seconds to import is imported.
-    Raises `ConfigError` or `CheckpointError`."""
+    """Check the model and the layout, and say that a server starts. Called before the modules that take seconds to
+    import. Raises `ConfigError` or `CheckpointError`."""
     from hydrainfer.checkpoint import architecture_of, model_folder, name_of
 
     if config.layout != "auto":
@@ -154,8 +154,8 @@ def version() -> None:
 
 
 def _share_arenas() -> None:
-    """Under `ulimit -v`, let all threads allocate from two arenas: else glibc reserves 64 MiB of addresses for each
-    thread, which is most of what such a limit leaves beside torch."""
+    """Under `ulimit -v`, let all threads allocate from two arenas. Otherwise glibc reserves 64 MiB of address space for
+    each thread, which is most of what such a limit leaves beside torch."""
     limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if limited and mallopt is not None:
@@ -163,11 +163,11 @@ def _share_arenas() -> None:
 
 
 def _terminated(*_: object) -> None:
-    sys.exit(128 + signal.SIGTERM)  # as an exception, so that processes and folders of the verb's are cleared away
+    sys.exit(128 + signal.SIGTERM)  # an exception, so that the verb removes its processes and folders
 
 
 def main() -> None:
-    """Run the command; what a user can cause ends in one line and exit status 2."""
+    """Run the command. Errors that a user can cause end in one line and exit status 2."""
     let_threads_spin()
     signal.signal(signal.SIGTERM, _terminated)
     _share_arenas()
@@ -185,7 +185,7 @@ def main() -> None:
 
 
 def _wrong_words(e: Any) -> int:
-    """Say what is wrong with a command line, and return the exit status. `e` is click's or typer's own."""
+    """Print what is wrong with a command line, and return the exit status. `e`: an exception of click or typer."""
     path = e.ctx.command_path if getattr(e, "ctx", None) is not None else "hydrainfer"
     if type(e).__name__ == "NoArgsIsHelpError":
         e.show()

@@ -1,4 +1,4 @@
-"""`make demo`: one question about one picture, over HTTP, streamed."""
+"""The demo: one question about one picture, over HTTP, with a streamed answer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hydrainfer.core import InvalidRequest
 
 
 def ask(url: str, model: str, image: Path, question: str, max_tokens: int) -> Iterator[str]:
-    """Pieces of the answer as they arrive. `url` has no `/v1`. Raises `InvalidRequest` if the picture cannot be read,
-    or the server refuses, `httpx.HTTPError` if it cannot be reached."""
+    """The pieces of the answer, as they arrive. `url`: without `/v1`. Raises `InvalidRequest` if the picture cannot be
+    read or the server refuses the request, `httpx.HTTPError` if the server cannot be reached."""
     try:
         picture = base64.b64encode(image.read_bytes()).decode()
     except OSError as e:
@@ -42,7 +42,7 @@ def ask(url: str, model: str, image: Path, question: str, max_tokens: int) -> It
 
 
 def _message(body: bytes) -> str:
-    """The message of an OpenAI-shaped error."""
+    """The message of an error in OpenAI's format, or the beginning of any other body."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""`hydrainfer doctor`: what this machine has, what would be used of it, and whether a server works here, in words."""
+"""`hydrainfer doctor`: checks of what this machine has, what a server would use of it, and whether a server works."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hydrainfer.version import __version__
 GIB = 1 << 30
 _PACKAGES = ("torch", "transformers", "ray", "fastapi", "pyzmq", "llguidance", "av", "flashinfer-python", "decord")
 _LEAST_SHARED_GIB = 1
-_HEAD_DIM = 128  # of most language models that are served
+_HEAD_DIM = 128  # the head size of most language models
 _QUESTION, _ANSWER = "What is in this picture?", "red circle"
 
 
 class CheckResult(NamedTuple):
-    """The result of one check. `state`: "bad" where a server would not work, "note" where it would be slower or lack
-    something."""
+    """The result of one check. `state`: "bad" if a server would not work, "note" if it would be slower or lack a
+    feature."""
 
     name: str
     state: Literal["ok", "note", "bad"]
@@ -35,7 +35,7 @@ class CheckResult(NamedTuple):
 
 
 def examine(port: int, serve: bool) -> Iterator[CheckResult]:
-    """All checks, one after the other. `serve`: also those that start servers, which takes about a minute."""
+    """The results of all checks, one after the other. `serve`: also start servers, which takes about a minute."""
     yield CheckResult("hydrainfer", "ok", __version__)
     yield CheckResult("packages", "ok", ", ".join(f"{name} {v}" for name, v in machine.versions(_PACKAGES).items()))
     yield _machine()
@@ -68,7 +68,7 @@ def _devices() -> Iterator[CheckResult]:
 
 
 def _kernels() -> CheckResult:
-    """The variants that a model in float32 would get on the CPU; the first time, they are compiled."""
+    """The kernel variants for a float32 model on the CPU. They are compiled the first time."""
     import torch
 
     from hydrainfer.ops import select_ops
@@ -130,7 +130,7 @@ def _tried(name: str, options: dict[str, object], what: str) -> CheckResult:
         with serve_in_background(load({"port": 0, **options}), Console(quiet=True)) as (url, instance):
             ready_s = time.perf_counter() - begin_s
             said = "".join(ask(url, instance.name, builtin.PICTURE, _QUESTION, 48))
-    except Exception as e:  # whatever it is, it is what the user wants to know
+    except Exception as e:  # any error is a result of the check
         why = e.message if isinstance(e, HydraError) else f"{type(e).__name__}: {e}"
         return CheckResult(name, "bad", f"{what} did not work: {why}")
     if _ANSWER not in said:
@@ -139,7 +139,7 @@ def _tried(name: str, options: dict[str, object], what: str) -> CheckResult:
 
 
 def report(findings: Iterator[CheckResult], say: Callable[[CheckResult], None]) -> bool:
-    """Say each finding as it comes. Returns whether a server works here."""
+    """Pass each result to `say` as it comes. Returns whether a server works here."""
     works = True
     for finding in findings:
         say(finding)

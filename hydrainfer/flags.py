@@ -1,4 +1,4 @@
-"""Command-line flags from the fields of a struct: name, type and default are the field's, the rest is in its `Meta`."""
+"""Command-line flags made from the fields of a struct: name, type and default of a field, the rest from its `Meta`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def flag(panel: str, text: str, *, ge: int | None = None, **more: Any) -> Meta:
-    """A field's entry in `--help`: `text`, among the others of `panel`. `more`: further arguments of `typer.Option`;
-    `param_decls` in place of the name that follows from the field's; `bare`: the number that the flag stands for where
-    none follows it, for a verb of `command_of`."""
+    """The `Meta` of a field that is a flag: its `--help` entry is `text`, in the group `panel`. `more`: further
+    arguments of `typer.Option`. Among them, `param_decls`: the flag's names, if not that of the field; `bare`: the
+    number that the flag means if none follows it, for a verb of class `command_of`."""
     return Meta(title=panel, description=text, ge=ge, extra=more)
 
 
 def command_of(schema: type[msgspec.Struct]) -> type[TyperCommand]:
-    """The class of a verb whose flags are the fields of `schema`, some of which may stand without a number."""
+    """The command class of a verb whose flags are the fields of `schema`. Flags with `bare` may stand without a
+    number."""
     extra = {f.name: f.type.__metadata__[0].extra or {} for f in msgspec.structs.fields(schema)}
     bare = {f"--{name.replace('_', '-')}": more["bare"] for name, more in extra.items() if "bare" in more}
 
@@ -38,8 +39,9 @@ def command_of(schema: type[msgspec.Struct]) -> type[TyperCommand]:
 
 
 def with_flags(schema: type[msgspec.Struct], positional: str, *, as_text: bool = False) -> Callable[[Command], Command]:
-    """Gives `command(own…, **flags)` a flag for each field of `schema`; the field `positional` is its argument.
-    `as_text`: values arrive as they were typed, None for what was not, so that a loader may check and merge them."""
+    """A decorator that gives `command(own…, **flags)` a flag for each field of `schema`. The field `positional` is its
+    argument. `as_text`: values arrive as they were typed, or None if not given, so that a loader can check and merge
+    them."""
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True).parameters.values()

@@ -1,6 +1,6 @@
-"""The machine that this process runs on: which one it is, what it has, and how busy it is.
+"""The machine that this process runs on: its identity, its hardware, and its load.
 
-Most of it is known on Linux only (/proc); elsewhere the functions say so.
+Most of this is known only on Linux, from /proc. Elsewhere the functions return empty values, None or 0.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _SPIN = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME":
 
 
 def let_threads_spin() -> None:
-    """Have OpenMP's threads wait for each other awake for a moment (some 0.1 ms; 1 ms with Intel's runtime) before they
-    sleep, unless `OMP_WAIT_POLICY` says otherwise: a decode step has some hundred waits, and to sleep and to be woken
-    costs more than most of them last. For this process and those it starts; call it before torch is imported.
+    """Let OpenMP threads spin for a moment (about 0.1 ms; 1 ms with Intel's runtime) before they sleep, unless
+    `OMP_WAIT_POLICY` is set. A decode step has about a hundred waits, most of which are shorter than it takes to sleep
+    and wake up. Applies to this process and those it starts; call it before torch is imported.
 
-    Once it has more threads than there are cores, GCC's runtime spins a third as long, if the policy is ACTIVE.
+    If there are more threads than cores and the policy is ACTIVE, GCC's runtime spins a third as long.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ |= {k: v for k, v in _SPIN.items() if k not in os.environ}
 
 
 def host_identity() -> str:
-    """A name that is equal in two processes if they share memory, process ids and the monotonic clock."""
+    """A name that is equal in two processes if they can share memory, process ids and the monotonic clock."""
     try:
         boot, namespace = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
     except OSError:  # no Linux: nothing is shared between processes
@@ -48,7 +48,7 @@ def host_identity() -> str:
 
 
 def local_ip(address: str) -> str:
-    """The address of this machine on the way to `address` (tcp://host:port)."""
+    """The IP address from which this machine reaches `address` (tcp://host:port)."""
     url = urlsplit(address)
     with socket.socket(socket.AF_INET6 if ":" in (url.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.connect((url.hostname, url.port))  # sends nothing
@@ -56,7 +56,7 @@ def local_ip(address: str) -> str:
 
 
 def cpuinfo() -> dict[str, str]:
-    """The first processor in /proc/cpuinfo; empty where there is no such file."""
+    """The fields of the first processor in /proc/cpuinfo; empty if there is no such file."""
     info = Path("/proc/cpuinfo")
     first = info.read_text().partition("\n\n")[0] if info.exists() else ""
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
@@ -67,14 +67,14 @@ def cpu_name() -> str:
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """The vector and matrix instructions that matter here, as /proc/cpuinfo calls them, narrowest first; empty where
-    there is no such file."""
+    """The vector and matrix instruction sets that matter here, by their names in /proc/cpuinfo, narrowest first; empty
+    if there is no such file."""
     flags = cpuinfo().get("flags", "").split()
     return tuple(name for name in _INSTRUCTION_SETS if name in flags)
 
 
 def n_cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -83,7 +83,7 @@ def memory_bytes() -> int:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Python, the kernel, and those of `packages` that are installed."""
+    """The versions of Python, the kernel, and those of `packages` that are installed."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
     for package in packages:
         try:
@@ -94,8 +94,8 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def processor_s() -> tuple[float, float] | None:
-    """Seconds for which cores of this machine have been busy since it started, and for which its host took them away;
-    None where it does not say."""
+    """The core seconds since this machine started in which cores were busy, and in which the host took them away
+    (steal time); None if unknown."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None
@@ -104,7 +104,7 @@ def processor_s() -> tuple[float, float] | None:
 
 
 def busy_cores(seconds: float) -> float:
-    """Mean cores in use for the next `seconds`; 0 where the machine does not say."""
+    """The mean number of busy cores during the next `seconds`; 0 if unknown."""
     before, begin_s = processor_s(), time.perf_counter()
     time.sleep(seconds)
     after = processor_s()

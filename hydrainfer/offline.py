@@ -27,7 +27,7 @@ StreamStart = Callable[[SamplingParams], Awaitable[TokenStream]]
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One choice. `logprobs` has one entry per token if they were asked for, else it is empty."""
+    """One choice. `logprobs`: one entry per token if they were asked for, otherwise empty."""
 
     index: int
     text: str
@@ -39,9 +39,9 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The answer to one prompt or chat. `prompt`: the text that was given, else what the ids spell, with one
-    placeholder for each picture. `prompt_token_ids` has the placeholders expanded; `prompt_logprobs` one entry for each
-    of them, None for the first, if they were asked for, else it is empty."""
+    """The answer to one prompt or chat. `prompt`: the text that was given, or else the decoded ids, with one
+    placeholder for each picture. `prompt_token_ids`: with the placeholders expanded. `prompt_logprobs`: one entry for
+    each of these ids, None for the first; empty if not asked for."""
 
     request_id: str
     prompt: str
@@ -51,7 +51,7 @@ class RequestOutput:
 
 
 class LLM:
-    """A model in this process.
+    """A model that runs in this process.
 
         llm = LLM("path/to/checkpoint", dtype="float32")  # LLM() for the built-in model
         (answer,) = llm.chat([{"role": "user", "content": [
@@ -64,11 +64,11 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         named = {} if model is None else {"model": str(model)}
-        # a caller's own pictures, and nobody else's requests to protect from them: threads will do
+        # all requests are the caller's own: no limits, and no separate processes to decode pictures
         here = {"max_waiting": _NO_LIMIT, "max_queue_s": 1e9, "request_timeout_s": 1e9, "media_workers": 0}
         config = load({**here, **options, **named}).config
         self._instance: ServerParts = start_instance(config)
-        self._turn = threading.Lock()  # sessions belong to one event loop at a time
+        self._turn = threading.Lock()  # only one event loop at a time may use the sessions
 
     def chat(
         self,
@@ -82,9 +82,9 @@ class LLM:
         """Answer one chat or several, in order. Pictures are `image_url` parts (data:, and what `media_hosts` and
         `media_roots` let through) or `{"type": "image", "image": path | bytes | PIL.Image}`; videos, for models
         that take them, `video_url` parts or `{"type": "video", "video": path | bytes | frames, "fps": of frames}`.
-        For all chats alike: `mm_processor_kwargs`, how these are prepared; `tools`, which the template shows to the
-        model, whose calls are then text; `chat_template_kwargs`, variables of the template. Raises the first request's
-        `HydraError`."""
+        The other arguments are for all chats. `mm_processor_kwargs`: how pictures and videos are prepared; `tools`: the
+        tools that the template shows to the model, whose calls are returned as text; `chat_template_kwargs`: variables
+        of the template. Raises the `HydraError` of the first request that fails."""
         if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
             raise InvalidRequest("messages must be a list of messages or of chats, and not empty", param="messages")
         chats: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
@@ -105,8 +105,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several, in order: texts, token ids, or vLLM's dicts with `prompt` or
         `prompt_token_ids`. A dict's `multi_modal_data` holds pictures (`image`) and videos (`video`), one or a list,
-        as `chat` takes them; the prompt has the model's own placeholder where each belongs. Raises the first request's
-        `HydraError`."""
+        as `chat` takes them; the prompt has the model's own placeholder where each belongs. Raises the `HydraError` of
+        the first request that fails."""
         intake = self._instance.intake
 
         def job(one: PythonPrompt) -> StreamStart:
@@ -120,7 +120,7 @@ class LLM:
         return self._run([job(one) for one in parsed], texts, sampling_params, use_tqdm)
 
     def _text_of(self, ids: Sequence[int]) -> str:
-        """The text of a prompt, with one placeholder for each run of them."""
+        """The decoded text of a prompt, with each run of equal placeholders reduced to one."""
         model = self._instance.intake.processor.model
         media = model.images.token_ids if model.images is not None else ()
         kept = [i for i, before in zip(ids, (-1, *ids)) if i != before or i not in media]
@@ -149,7 +149,7 @@ class LLM:
     async def _gather(
         self, work: Iterable[tuple[StreamStart, SamplingParams, str | None]], bar: tqdm
     ) -> list[RequestOutput]:
-        # pictures are decoded no further ahead than the engine can use them
+        # limits the number of decoded pictures that wait for the engine
         ahead = asyncio.Semaphore(2 * self._instance.config.max_running)
 
         async def one(job: StreamStart, sampling: SamplingParams, text: str | None) -> RequestOutput:
@@ -168,7 +168,7 @@ class LLM:
         tasks = [asyncio.ensure_future(one(*item)) for item in work]
         try:
             return list(await asyncio.gather(*tasks))
-        finally:  # after a failure, too, nothing of this call stays behind in the engine
+        finally:  # also after a failure, leave no request of this call in the engine
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -176,11 +176,11 @@ class LLM:
                 await asyncio.sleep(0.002)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters used where none are given: the checkpoint's own, greedy if its `do_sample` is false."""
+        """The parameters that are used if none are given: the checkpoint's own, greedy if its `do_sample` is false."""
         return msgspec.structs.replace(SamplingParams(), **self._instance.intake.processor.model.sampling_defaults)
 
     def close(self) -> None:
-        """End what runs and free the caches. Safe to repeat."""
+        """End the running requests and free the caches. Safe to repeat."""
         self._instance.close()
 
     def __enter__(self) -> LLM:
@@ -191,7 +191,7 @@ class LLM:
 
 
 def _run_to_end(work: Coroutine[Any, Any, list[RequestOutput]]) -> list[RequestOutput]:
-    """`asyncio.run`, on a thread of its own where a loop already runs (notebooks)."""
+    """The result of `asyncio.run`, on a thread of its own if a loop already runs here, as in notebooks."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Processes that compute beside this one, for as long as a piece of work takes."""
+"""Worker processes that live as long as one piece of work."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from multiprocessing import forkserver, resource_tracker
 
 @contextmanager
 def processes(n: int, preload: Sequence[str] = ()) -> Iterator[ProcessPoolExecutor]:
-    """`n` processes to compute in. Ctrl-C is for this process only; if it, or an error, ends the context, what they are
-    at is broken off. They end with this process, however it ends. `preload`: modules that are imported once for all."""
+    """A pool of `n` worker processes. They ignore Ctrl-C. If Ctrl-C or an error ends the context, they are terminated
+    at once. They end with this process, however it ends. `preload`: modules to import once for all of them."""
     context, others = multiprocessing.get_context("forkserver"), multiprocessing.active_children()
     context.set_forkserver_preload(list(preload))
     _start_forkserver()
@@ -29,9 +29,9 @@ def processes(n: int, preload: Sequence[str] = ()) -> Iterator[ProcessPoolExecut
 
 
 def _start_forkserver() -> None:
-    """Start what forks the processes, deaf to Ctrl-C from its first instruction: while it imports, it would print a
-    traceback."""
-    resource_tracker.ensure_running()  # which would unblock signals
+    """Start the fork server with SIGINT blocked from its first instruction. Otherwise Ctrl-C would make it print a
+    traceback while it imports modules."""
+    resource_tracker.ensure_running()  # started before, because it unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()

@@ -1,4 +1,4 @@
-"""Runs an instance behind HTTP, in the foreground for `hydrainfer serve`, in a thread for demos and tests."""
+"""The HTTP server of a model: in the foreground for `hydrainfer serve`, in a thread for demos and tests."""
 
 from __future__ import annotations
 
@@ -41,23 +41,25 @@ if TYPE_CHECKING:
     from hydrainfer.assemble import ServerParts
 
 _LAST_WORDS_S = 1
-"""The time for the errors of those that did not finish to leave; then what a request is still doing is cancelled and
-answered with that error."""
+"""The time to send errors to requests that did not finish; then tasks that are left are cancelled, which answers them
+with the same error."""
 _FLUSH_S = 4
-"""The time for clients to take what was sent; then connections are cut."""
+"""The time for clients to read what was sent; then connections are cut."""
 _LOOK_S = 0.05
 _SWITCH_S = 0.0005
-"""How long a thread that computes may keep the interpreter from one that answers: a tenth of Python's own."""
+"""The switch interval: how long a computing thread may hold the GIL while one that answers waits. A tenth of Python's
+default."""
 _ALL_TICKS, _ALL_AT_LAST_TICKS = 600, 6000
-"""Ticks of 0.1 s after which all garbage is collected: if nobody is served, and anyhow."""
+"""Ticks of 0.1 s after which all garbage is collected: if no request is live, and in any case."""
 _TIMES_APART = 300.0
-"""The pause after a collection of younger garbage, in times that it took."""
+"""The pause after a collection of younger garbage, in multiples of the time that the collection took."""
 _log = logging.getLogger(__name__)
 
 
 class _HttpServer(uvicorn.Server):
-    """Its owner handles signals, calls `handle_exit` and closes the instance afterwards. Stops, too, once the engine is
-    lost. `on_ready` is called when it listens; `say` gets a line when it begins and ends to drain."""
+    """A uvicorn server that drains before it stops, and also stops once the engine is lost. Its owner handles signals,
+    calls `handle_exit`, and closes the instance afterwards. `on_ready` is called when the server listens; `say` gets
+    lines to print about draining and restarts."""
 
     def __init__(
         self, config: uvicorn.Config, instance: ServerParts, on_ready: Callable[[], None], say: Callable[[str], None]
@@ -77,7 +79,7 @@ class _HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         logging.getLogger("uvicorn.error").addFilter(self._few_warnings)
         await super().startup(sockets)
-        gc.disable()  # from here on it is `_collect` that does
+        gc.disable()  # from here on `_collect` does it
         if not self.should_exit:
             self._on_ready()
 
@@ -96,9 +98,9 @@ class _HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _collect(self) -> None:
-        """Collect garbage, in at most 0.3 % of the time: with a crowd of requests it takes 0.1 s and more, in which
-        nobody is answered, and finds nothing, for requests leave no cycles behind. Python itself would count what was
-        made less what was freed, and look through that crowd again and again."""
+        """Collect garbage, in about 0.3 % of the time at most. With many live requests, a collection takes 0.1 s or
+        more, in which no request is answered, and finds nothing, since requests leave no cycles. Python's own collector
+        is triggered by the number of new objects, so it would scan these requests again and again."""
         self._n_ticks += 1
         begin_s, idle = time.monotonic(), not self._sessions.n_live
         if self._n_ticks >= (_ALL_TICKS if idle else _ALL_AT_LAST_TICKS):
@@ -110,8 +112,8 @@ class _HttpServer(uvicorn.Server):
             self._collect_from_s = end_s + _TIMES_APART * (end_s - begin_s)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain, still listening, so that who comes now is told; then uvicorn's shutdown, in which no request is cut
-        off without an answer."""
+        """Drain while still listening, so that new requests get an error; then run uvicorn's shutdown, in which every
+        request still gets an answer."""
         end_s = time.monotonic() + self._drain_s
         await self._drain(end_s)
         ending = asyncio.ensure_future(self._end(end_s))
@@ -121,11 +123,11 @@ class _HttpServer(uvicorn.Server):
             ending.cancel()
             logging.getLogger("uvicorn.error").removeFilter(self._few_warnings)
         if self.force_exit:
-            await self.lifespan.shutdown()  # which uvicorn has left out
+            await self.lifespan.shutdown()  # uvicorn leaves it out if `force_exit` is set
         gc.enable()
 
     async def _drain(self, end_s: float) -> None:
-        """Refuse new requests and wait for those that are here, but not longer, nor if hurried."""
+        """Refuse new requests and wait for the live ones, until `end_s` or a second Ctrl-C."""
         self._sessions.drain()
         n = self._sessions.n_live
         if not n:
@@ -134,12 +136,12 @@ class _HttpServer(uvicorn.Server):
         while self._sessions.n_live and not self._hurried and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_S)
         if self._lost() is not None:
-            return  # they have ended with an error, which the log names
+            return  # they have ended with an error, which is in the log
         left = self._sessions.n_live
         self._say(f"{n - left} of {n} requests have finished" + (f"; {left} are ended with 503" if left else ""))
 
     async def _end(self, end_s: float) -> None:
-        """End every request once the time to finish is over, or at once if hurried."""
+        """End every request at `end_s`, or at a second Ctrl-C."""
         while not self._hurried and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_S)
         self._sessions.close()
@@ -150,7 +152,7 @@ class _HttpServer(uvicorn.Server):
         self.force_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Note a signal; called by the handler, so no more than that."""
+        """Note a signal. The signal handler calls this, so it only sets flags."""
         if sig == signal.SIGHUP:
             self._hung_up = True
             return
@@ -167,11 +169,11 @@ class _HttpServer(uvicorn.Server):
 
 
 class _Signals:
-    """SIGINT and SIGTERM while it is entered: the first one ends the start; once there is a `server`, they are for it.
-    Any that come while things are being closed change nothing. `hang_up`: SIGHUP is for the server, too, and means
-    nothing before there is one.
+    """A context that handles SIGINT, SIGTERM and SIGUSR1. During the start, the first SIGINT or SIGTERM ends it, and
+    later ones are ignored. Once there is a server, signals go to it. `hang_up`: also handle SIGHUP, which is ignored
+    during the start.
 
-    Ray puts a handler of its own before ours, which prints a stack and has SIGALRM kill the process 3 seconds later."""
+    Ray installs a handler in front of ours, which prints a stack trace and kills the process by SIGALRM 3 s later."""
 
     def __init__(self, hang_up: bool = False) -> None:
         self._server: _HttpServer | None = None
@@ -186,7 +188,7 @@ class _Signals:
     def hand_to(self, server: _HttpServer) -> None:
         self._server = server
         for sig in self._signals:
-            signal.signal(sig, self._handle)  # Ray is there by now: before its handler again
+            signal.signal(sig, self._handle)  # again, since Ray has installed its handler by now
 
     def __exit__(self, *_: object) -> None:
         for sig, handler in self._before.items():
@@ -202,8 +204,8 @@ class _Signals:
 
 
 def serve_forever(loaded: Loaded, console: Console) -> None:
-    """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` before it listens, `InternalError` once
-    what runs can never again do its work."""
+    """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` during the start, `InternalError` if the
+    engine is lost for good."""
     logs = written_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
     tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
     with logs, _Signals(hang_up=loaded.config.tenants is not None) as signals:
@@ -226,7 +228,7 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
 
 @contextmanager
 def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str, ServerParts]]:
-    """Yields the server's URL and the instance behind it; on exit everything is stopped."""
+    """A context that runs the server in a thread. Yields its URL and its parts, and stops everything on exit."""
     tenants, listener = _tenants(loaded.config), _listen(loaded.config.host, loaded.config.port)
     with closing(listener), closing(_load(loaded, console)) as instance:
         _settle(loaded, console, instance)
@@ -245,25 +247,25 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
 
 
 def _load(loaded: Loaded, console: Console) -> ServerParts:
-    read_origins(loaded.config.allowed_origins)  # before anything takes time
+    read_origins(loaded.config.allowed_origins)  # check options before the model is loaded
     _tls(loaded.config)
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("load", total=None)
-        from hydrainfer.assemble import start_instance  # brings torch, which takes seconds
+        from hydrainfer.assemble import start_instance  # imports torch, which takes seconds
 
         return start_instance(loaded.config, lambda done, total: progress.update(task, completed=done, total=total))
 
 
 def _settle(loaded: Loaded, console: Console, instance: ServerParts) -> None:
     gc.collect()
-    gc.freeze()  # what was loaded lives for ever: keep it out of every later collection
+    gc.freeze()  # loaded objects live until the end: keep them out of every later collection
     sys.setswitchinterval(_SWITCH_S)
     console.print(config_table(loaded, instance.facts))
 
 
 class _FewWarnings(logging.Filter):
-    """Limits the warnings of a logger, which strangers cause: one for each connection that does not speak HTTP."""
+    """A log filter that limits a logger's warnings, since each connection that does not speak HTTP causes one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,7 +314,7 @@ def _server(
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nobody here asks for a client's address
+        proxy_headers=False,  # clients' addresses are not used
         **_tls(config),
     )
     return _HttpServer(http, instance, on_ready, lambda line: console.print(line, highlight=False))
@@ -337,7 +339,8 @@ def _tls(config: ServeConfig) -> dict[str, Any]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket bound before the model loads, so that a taken port is found at once."""
+    """A socket bound to the address. Made before the model loads, so that a port in use is found at once. Raises
+    `ConfigError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -359,7 +362,7 @@ def _url(listener: socket.socket, config: ServeConfig) -> str:
 
 
 def _greet(console: Console, url: str, model: str, locked: bool) -> None:
-    """Say where it listens, and what to try; `locked`: the server asks for a key."""
+    """Print where the server listens, and an example request. `locked`: the server needs a key."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
     key = "-H 'Authorization: Bearer KEY' " if locked else ""
     console.print(f"\n[bold green]ready[/bold green] {url}/v1   (Ctrl-C stops)\n")

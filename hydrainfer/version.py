@@ -1,3 +1,3 @@
-"""The one place that says which version this is (pyproject.toml reads it)."""
+"""The version of the package; pyproject.toml reads it from here."""
 
 __version__ = "0.1.0"
