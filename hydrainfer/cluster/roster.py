@@ -100,7 +100,7 @@ class Roster:
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
         names = [n for n in self._sound[stage] if n not in exclude]
-        names = names or [n for n in self._there[stage] if n not in exclude]  # a suspect is better than nobody
+        names = names or [n for n in self._there[stage] if n not in exclude]  # a suspect is better than none
         if not names:
             return None
         delay = dict.fromkeys(names, 0.0)

@@ -157,7 +157,7 @@ class AdmissionControl:
         return checked
 
     def has_only_reserve(self, n_bytes: int | None, urgency: Urgency) -> bool:
-        """Whether there is room for such a request only if it is a returning one, and it may be one."""
+        """Whether the only room left is reserved for returning requests, and this request may be one of them."""
         if not self._returns.n or urgency.priority > 0:
             return False
         now, kinds = self.clock(), (TEXT,) if self.is_text(n_bytes) else (TEXT, PICTURES)
@@ -185,7 +185,7 @@ class AdmissionControl:
         return place
 
     def crowded(self, n_bytes: int | None) -> bool:
-        """Whether requests of a kind that one with such a body can be wait to be prepared."""
+        """Whether the line of a request with a body of `n_bytes` is not empty. The request may be of several kinds."""
         kinds = (TEXT,) if self.is_text(n_bytes) else (TEXT, PICTURES)
         return any(self.lines[kind].n_waiting for kind in kinds)
 
