@@ -195,7 +195,9 @@ def landing_sizes(
         raise ConfigError(f"--landing-gib {config.landing_gib:g} is more than this machine has", param="landing_gib")
     sizes = size_landing(_specs_in_blocks(config, model, role, dtype), Wishes(n_longest=n_context), n_bytes)
     if not sizes:
-        raise ConfigError(f"--landing-gib {config.landing_gib:g} does not hold one block of each cache", param="landing_gib")
+        raise ConfigError(
+            f"--landing-gib {config.landing_gib:g} is less than one block of each cache", param="landing_gib"
+        )
     return sizes
 
 
