@@ -102,7 +102,7 @@ def test_pictures_of_many_sizes_are_few_numbers_of_rows(case):
         met.add(x.shape[0])
         return found.linear(x, weight, bias)
 
-    products = SimpleNamespace(compiles=lambda x, weight: True, packs=lambda weight: False)
+    products = SimpleNamespace(compiles=lambda *_: True, packs=lambda _: False, prepare=lambda _: None)
     model = load_model(case[0], Role.parse("E"), ops=replace(found, linear=linear, products=products))
     side = model.config.vision.patch * model.config.vision.merge
     for w in range(5, 40):

@@ -39,7 +39,11 @@ from hydrainfer.processor.workers.prepare import Encodable
 from hydrainfer.processor.workers.worker import Job, JobFailed, Made, Wants
 
 _log = logging.getLogger(__name__)
-_COMMAND = "from hydrainfer.processor.workers.worker import main; main()"
+_COMMAND = (  # the process is to die with the thread that started it, also during its imports, which take half a second
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
+    "os.getppid() == int(sys.argv[-1]) or os._exit(1); "  # the server has ended already
+    "from hydrainfer.processor.workers.worker import main; main()"
+)
 _START_S = 60.0
 _DYING_S = 0.5
 _TRIES = 2  # a worker may be ended by another process, and not because of its picture
@@ -227,7 +231,7 @@ class _Worker:
     @staticmethod
     def _process(fd: int, memory_bytes: int, dali: bool) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, *map(str, (fd, os.getpid(), memory_bytes, int(dali)))],
+            [sys.executable, "-c", _COMMAND, *map(str, (fd, memory_bytes, int(dali), os.getpid()))],
             stdin=subprocess.DEVNULL,
             pass_fds=(fd,),
             process_group=0,  # Ctrl-C must reach only the server, which ends the workers

@@ -11,13 +11,11 @@ arrays and text. The worker ends when the server ends, for whatever reason.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
 import pickle
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -31,7 +29,6 @@ from hydrainfer.processor.messages import ImagePart
 from hydrainfer.processor.pictures import MediaItem, MediaLimits, header_pixels
 from hydrainfer.processor.workers.channel import Channel
 
-_PR_SET_PDEATHSIG = 1
 _MAX_JOB_BYTES = 1 << 24
 _log = logging.getLogger(__name__)
 
@@ -110,13 +107,6 @@ def _do(job: Job, data: bytes, channel: Channel) -> tuple[Made | JobFailed, list
     return Made(tuple((e.item, e.key, e.pixels.shape) for e in made)), [e.pixels for e in made]
 
 
-def _end_with(parent: int) -> None:
-    """End this process as soon as the thread that started it ends, even while decoding."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent has ended already
-        os._exit(1)
-
-
 def _bound(memory_bytes: int) -> None:
     """Limit this process to `memory_bytes` more than it has now, within any existing limit (`ulimit -v`), and disable
     core dumps. When the machine runs out of memory, the kernel ends this process first."""
@@ -143,8 +133,7 @@ def _hush() -> None:
 
 
 def main() -> None:
-    fd, parent, memory_bytes, dali = map(int, sys.argv[1:])
-    _end_with(parent)
+    fd, memory_bytes, dali, _parent = map(int, sys.argv[1:])
     _hush()
     try:
         if dali:  # loaded before the memory limit is set, since DALI reserves address space that it does not use
