@@ -55,11 +55,12 @@ class Model:
         products = self.ops.products
         if products is None:
             return
+        text = self.config.text
         towers = [self.vision, self.language if self.role.runs(Stage.PREFILL) else None]
-        slots = [slot for tower in towers if tower for slot in tower.slots().values()]
-        for into in (slot.into for slot in slots):
-            if len(into.shape) == 2 and into.shape[0] != self.config.text.vocab:  # few rows are multiplied by the head
-                products.prepare(fused(into))
+        slots = [pair for tower in towers if tower for pair in tower.slots().items()]
+        for name, into in ((name, slot.into) for name, slot in slots):
+            if len(into.shape) == 2 and into.shape[0] != text.vocab:  # few rows are multiplied by the head
+                products.prepare(fused(into, text.experts.count if text.experts and ".experts." in name else 1))
 
     def cache_specs(self, *, kv_block_tokens: int = 16, embed_block_tokens: int = 64) -> tuple[CacheSpec, ...]:
         """The specs of the caches that this model's role needs."""

@@ -1,4 +1,4 @@
-"""transformers' configurations, read without what a server never needs of them."""
+"""Reading config.json with transformers imports no module that a server never needs."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ def test_a_pid_that_another_process_or_thread_has_got_is_not_left(tmp_path):
         Server("stays", waiting, 1, tmp_path / "stays", dict(os.environ)) as stays,
         Server("ends", waiting, 2, tmp_path / "ends", dict(os.environ)) as ends,
     ):
+        signal.signal(signal.SIGINT, usual)
         killer = Killer(ends, arguments([]))
         killer.family |= ends.family() | stays.family()
         stat = killer.family[stays.pid]
@@ -43,4 +44,3 @@ def test_a_pid_that_another_process_or_thread_has_got_is_not_left(tmp_path):
         assert left_behind(ends, killer)["processes"] == [str(stays.pid)]
     stop.set()
     thread.join()
-    signal.signal(signal.SIGINT, usual)
