@@ -28,7 +28,7 @@ def _import_validators() -> None:
     """Import the validators of transformers' configurations without the module of activation functions.
 
     Llama's configuration imports the validators. One of them compares names with the table of activations, whose module
-    imports torch's compiler and sympy, which costs each server 110 MB and two seconds. With an empty table, as if torch
+    imports torch's compiler and sympy, which costs each server 75 MB and two seconds. With an empty table, as if torch
     were missing, that validator accepts every name; `text_config` and the vision towers check the names themselves. If
     the import fails here, transformers repeats it in its own way.
     """
