@@ -162,7 +162,7 @@ _MODEL: dict[str, Rule] = {
     "max_position_embeddings": _POSITIONS,
     "sliding_window": _maybe(_whole(-1, 2**31 - 1)),
     "max_window_layers": _maybe(_whole(0, 2**24)),
-    "is_causal": lambda value: None if value is None else "left out: the architecture decides which tokens see each other",
+    "is_causal": lambda v: None if v is None else "left out: the architecture decides which tokens see each other",
     "query_pre_attn_scalar": _whole(1, 2**24),
     "mm_tokens_per_image": _whole(1, 2**24),
     **dict.fromkeys(("boi_token_index", "eoi_token_index"), _maybe(_TOKEN)),
