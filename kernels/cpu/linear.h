@@ -9,6 +9,8 @@
 
 namespace hydra {
 
+constexpr int64_t NEAR_BYTES = 16 << 10;  // of a row and a panel of weights; below, the next panel fits the L1 cache, too
+
 // The layout of a row of x in memory, and the way its vectors are multiplied with those of a weight, `PART` elements at
 // a time.
 //
@@ -67,8 +69,30 @@ struct Rows<bf16> {
 };
 #endif
 
+// The sums of lanes S apart of a, then those of b.
+template <int S>
+inline vec folded(vec a, vec b) {
+  ivec lane;
+  for (int i = 0; i < W; ++i) lane[i] = i;
+  const ivec low = lane + (lane & -S);
+  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + S);
+}
+
+// out[i] = sum(v[i]), with the same bits whatever N is. Writes whole vectors.
+template <int N, int S = W / 2>
+inline void sums(const vec (&v)[N], float* out) {
+  if constexpr (S == 0) {
+    std::memcpy(out, v, sizeof v);
+  } else {
+    vec half[(N + 1) / 2];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i += 2) half[i / 2] = folded<S>(v[i], v[i + 1 < N ? i + 1 : i]);
+    sums<(N + 1) / 2, S / 2>(half, out);
+  }
+}
+
 template <int MR, int NR, class T>
-inline void step(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t K, int part, vec (&acc)[MR][NR]) {
+inline void step(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t K, int part, vec (&acc)[MR * NR]) {
   vec b[NR];
   for (int n = 0; n < NR; ++n) {
     b[n] = Rows<T>::weights(w + n * K, part);
@@ -77,28 +101,32 @@ inline void step(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t 
   for (int m = 0; m < MR; ++m) {
     vec a = Rows<T>::values(x + m * ldx);
     in_register(a);
-    for (int n = 0; n < NR; ++n) acc[m][n] = Rows<T>::fma(a, b[n], acc[m][n]);
+    for (int n = 0; n < NR; ++n) acc[m * NR + n] = Rows<T>::fma(a, b[n], acc[m * NR + n]);
   }
 }
 
-// MR rows of x against NR rows of w, accumulators in registers: MR * NR <= 12, or 24 with AVX-512.
-template <int MR, int NR, class T>
-inline void tile(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t K, float (&out)[MR][NR]) {
-  constexpr int PART = Rows<T>::PART, SPAN = Rows<T>::SPAN, LINE = sizeof(T) == 1 ? 64 : std::max(2 * W, SPAN);
-  vec acc[MR][NR] = {};
+// MR rows of x against a panel of NR rows of w, accumulators in registers: MR * NR <= 12, or 24 with AVX-512. Writes
+// out[MR * NR], which has room for W floats more.
+//
+// The next panel is prefetched in the order of memory, because its rows are streams that are too short for the
+// processor's own prefetcher. HINT: into the L1 cache (3) or the L2 cache (2).
+template <int MR, int NR, int HINT, class T>
+inline void tile(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t K, float* out) {
+  constexpr int PART = Rows<T>::PART, SPAN = Rows<T>::SPAN, LINE = 64 / sizeof(T);
+  vec acc[MR * NR] = {};
+  const T* next = w + NR * K;
   int64_t k = 0;
-  for (; k + LINE <= K; k += LINE) {
-    for (int n = 0; n < NR; ++n) __builtin_prefetch(w + (NR + n) * K + k);  // the next panel
+  for (; k + LINE <= K; k += LINE, next += NR * LINE) {
+    for (int n = 0; n < NR; ++n) __builtin_prefetch(next + n * LINE, 0, HINT);
     for (int i = 0; i < LINE; i += PART) step<MR, NR>(x + k + i, ldx, w + k + i, K, i % SPAN / PART, acc);
   }
   for (; k + SPAN <= K; k += SPAN)
     for (int i = 0; i < SPAN; i += PART) step<MR, NR>(x + k + i, ldx, w + k + i, K, i / PART, acc);
-  for (int m = 0; m < MR; ++m)
-    for (int n = 0; n < NR; ++n) {
-      float s = sum(acc[m][n]);
-      for (int64_t t = k; t < K; ++t) s = std::fma(to_float(x[m * ldx + t]), to_float(w[n * K + t]), s);
-      out[m][n] = s;
-    }
+  sums(acc, out);
+  for (int m = 0; k < K && m < MR; ++m)
+    for (int n = 0; n < NR; ++n)
+      for (int64_t t = k; t < K; ++t)
+        out[m * NR + n] = std::fma(to_float(x[m * ldx + t]), to_float(w[n * K + t]), out[m * NR + n]);
 }
 
 template <class T, class O = T>
@@ -112,18 +140,32 @@ struct LinearArgs {
   bool accumulate;
 };
 
+// N <= W numbers, and zeros.
+template <int N, class T>
+inline vec first(const T* from) {
+  T some[W] = {};
+  std::memcpy(some, from, N * sizeof(T));
+  return load(some);
+}
+
 template <int MR, int NR, class T, class O>
 inline void tile_out(const LinearArgs<T, O>& a, int64_t m0, int64_t n0) {
-  float s[MR][NR];
-  tile<MR, NR>(a.x + m0 * a.K, a.K, a.w + n0 * a.K, a.K, s);
-  for (int m = 0; m < MR; ++m)
-    for (int n = 0; n < NR; ++n) {
-      O* o = a.out + (m0 + m) * a.ldo + n0 + n;
-      float v = a.scales ? s[m][n] * a.scales[n0 + n] : s[m][n];
-      if (a.bias) v += to_float(a.bias[n0 + n]);
-      if (a.accumulate) v += to_float(*o);
-      from_float(v, *o);
-    }
+  float s[MR * NR + W];
+  const auto* x = a.x + m0 * a.K;
+  const T* w = a.w + n0 * a.K;
+  if (MR == 1 && (sizeof(*x) + NR * sizeof(*w)) * a.K < NEAR_BYTES)
+    tile<MR, NR, 3>(x, a.K, w, a.K, s);
+  else
+    tile<MR, NR, 2>(x, a.K, w, a.K, s);
+  for (int m = 0; m < MR; ++m) {
+    O made[W], *to = a.out + (m0 + m) * a.ldo + n0;
+    vec v = load(s + m * NR);
+    if (a.scales) v *= first<NR>(a.scales + n0);
+    if (a.bias) v += first<NR>(a.bias + n0);
+    if (a.accumulate) v += first<NR>(to);
+    store(made, v);
+    std::memcpy(to, made, NR * sizeof(O));
+  }
 }
 
 // Computes the `left` rows from m0 on, at most MR.
@@ -135,7 +177,7 @@ inline void rest(const LinearArgs<T, O>& a, int64_t m0, int64_t n0, int64_t left
   }
 }
 
-// Computes columns [n0, n1) for all rows. A panel of NR weight rows stays in L1 while all groups of rows use it.
+// Computes columns [n0, n1) for all rows. A panel of NR weight rows stays in a cache while all groups of rows use it.
 template <int MR, int NR, class T, class O>
 inline void panels(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
   int64_t n = n0;
@@ -148,24 +190,24 @@ inline void panels(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < a.M; ++m) tile_out<1, 1>(a, m, n);
 }
 
+// Rows are multiplied in groups of up to four. While a group multiplies a panel that is in a cache already, the next
+// panel arrives, so two groups of two rows are faster than one of four, unless each has to widen 8-bit weights.
+//
 // Never inlined, so that all callers get the same bits.
 template <class T, class O>
 [[gnu::noinline]] void columns(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
-  if (a.M == 1) return panels<1, 8>(a, n0, n1);
-  if (a.M == 2) return panels<2, 6>(a, n0, n1);
-  if (a.M == 3) return panels<3, 4>(a, n0, n1);
+  if (a.M == 0) return;
+  const int64_t groups = a.M == 4 && sizeof(T) > 1 ? 2 : (a.M + 3) / 4, most = (a.M + groups - 1) / groups;
+  if (most == 1) return panels<1, 4>(a, n0, n1);
 #if defined(__AVX512F__)  // 32 registers
-  if (a.M > 4) {
-    const int64_t groups = (a.M + 7) / 8, most = (a.M + groups - 1) / groups;
-    if (most == 5) return panels<5, 4>(a, n0, n1);
-    if (most == 6) return panels<6, 4>(a, n0, n1);
-    if (most == 7) return panels<7, 3>(a, n0, n1);
-    return panels<8, 3>(a, n0, n1);
-  }
+  if (most == 2) return panels<2, 8>(a, n0, n1);
+  if (most == 3) return panels<3, 8>(a, n0, n1);
+  return panels<4, 6>(a, n0, n1);
 #else
-  if (a.M == 5 || a.M == 6) return panels<3, 4>(a, n0, n1);
-#endif
+  if (most == 2) return panels<2, 6>(a, n0, n1);
+  if (most == 3) return panels<3, 4>(a, n0, n1);
   return panels<4, 3>(a, n0, n1);
+#endif
 }
 
 // x [M, K] in the layout of Rows<T>: x itself, or a copy in `laid`.
