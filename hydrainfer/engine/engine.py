@@ -233,7 +233,8 @@ class Engine:
                 self._event(seq.id, EventKind.PREEMPTED, now)
                 self._queued(seq, now)
             for seq in departed:
-                self._depart(seq, now)
+                if seq not in preempted:  # such a one has departed just now
+                    self._depart(seq, now)
             if batch is None:
                 continue
             lanes.launch(batch, now)

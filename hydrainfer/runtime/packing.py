@@ -204,13 +204,13 @@ def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int, starts: np.nd
 
 
 def _spans(chunks: list[TokenWork], first: int) -> list[tuple[int, int, int]]:
-    """(request, first, stop) of each picture in these chunks whose tokens see each other. The first chunk is request
-    number `first` of the batch."""
+    """(request, first, stop) of each picture in these chunks whose tokens see each other. If the cache has the start
+    of a picture, `first` is where its rest begins. The first chunk is request number `first` of the batch."""
     return [
-        (r, span.start, span.end)
+        (r, max(w.start, span.start), span.end)
         for r, w in enumerate(chunks, first)
         for span in w.seq.request.media
-        if span.whole and w.start <= span.start and span.end <= w.start + w.count
+        if span.whole and w.start < span.end <= w.start + w.count
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from hydrainfer.core import Request, TokenWork
 
-_KEPT = 1024  # requests
+_KEPT, _KEPT_TOKENS = 1024, 1 << 21  # requests, and tokens of their prompts, each of which takes some 60 bytes
 
 
 class PromptPositions(NamedTuple):
@@ -49,6 +49,7 @@ class RotaryPositions:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[Request, PromptPositions]] = OrderedDict()
+        self._n_tokens = 0
 
     def of(self, items: Sequence[TokenWork], positions: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """The rotary positions, int64 [3, rows], given plain `positions` [rows]. `starts`: the first row of each
@@ -67,8 +68,10 @@ class RotaryPositions:
     def _of(self, request: Request) -> PromptPositions:
         kept = self._kept.get(request.id)
         if kept is None or kept[0] is not request:
+            self._n_tokens += request.n_prompt - (kept[0].n_prompt if kept is not None else 0)
             kept = self._kept[request.id] = (request, prompt_positions(request))
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._kept.move_to_end(request.id)
+            while len(self._kept) > 1 and (len(self._kept) > _KEPT or self._n_tokens > _KEPT_TOKENS):
+                self._n_tokens -= self._kept.popitem(last=False)[1][0].n_prompt
         self._kept.move_to_end(request.id)
         return kept[1]

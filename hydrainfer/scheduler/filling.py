@@ -56,7 +56,7 @@ def add_chunk(work: list[TokenWork], seq: LiveSequence, budget: int, *, first: b
     left = len(seq.tokens) - seq.n_computed
     stop = next((stop for stop in seq.stops if stop > seq.n_computed), seq.capacity)
     count = min(left, budget, min(stop, seq.capacity) - seq.n_computed)
-    if seq.request.media and count < left:
+    if seq.request.media and 0 < count < left:
         count = _uncut(seq, count, first=first)
     if count > 0:
         work.append(TokenWork(seq, seq.n_computed, count, count == left))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.core import Lane
+from hydrainfer.core import EventKind, Lane
 from tests.cache.other_kinds import STATE, WINDOW
 from tests.cluster.test_virtual import LAYOUTS
 from tests.cluster.virtual import Cluster
@@ -216,4 +216,22 @@ def test_trees_of_conversations_under_pressure_and_kills(tree, layout, kv_blocks
         said, finish = cluster.tokens(r.id), cluster.end(r.id).finish_reason
         assert said == expected_tokens(r)[: len(said)]
         assert (finish == "length" and len(said) == r.max_tokens) or (finish == "abort" and k in cancels)
+    cluster.check_whole()
+
+
+def test_who_is_preempted_and_needs_the_encoder_in_the_same_turn_departs_once():
+    """ "young" gives way to "old". Its prefix would spare it the encoder, but "first" takes those blocks at once."""
+    cluster = Cluster("1E1PD", kv_blocks=12, embed_blocks=2)
+    requests = [
+        make_request("old", n_text=8, max_tokens=30, arrival_s=0.0),
+        make_request("young", n_text=9, pictures=[1], max_tokens=30, salt=b"", arrival_s=0.1),
+        make_request("other", n_text=1, pictures=[2], max_tokens=1, arrival_s=4.0),
+        make_request("first", n_text=24, max_tokens=1, priority=2, arrival_s=12.0),
+    ]
+    for r in requests:
+        cluster.at(r.arrival_s, lambda r=r: cluster.submit(r), awaited=True)
+    cluster.run(until=500.0)
+    assert [cluster.tokens(r.id) for r in requests] == [expected_tokens(r) for r in requests]
+    preempted = [event.request_id for _, event in cluster.lifecycle if event.kind is EventKind.PREEMPTED]
+    assert preempted[0] == "young"
     cluster.check_whole()

@@ -13,7 +13,7 @@ from hydrainfer.models import cache_specs
 from hydrainfer.scheduler import Scheduler
 from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_qwen import make_qwen
-from tests.equivalence.mixed import CHUNKED, ask, parkings, settled_stats
+from tests.equivalence.mixed import CHUNKED, Logprob, ask, image, parkings, settled_stats
 from tests.equivalence.test_layouts import check_whole
 from tests.equivalence.test_prefix import converse
 from tests.parts import parts
@@ -114,3 +114,22 @@ def test_ends_that_are_heard_of_late(path, layout, monkeypatch):
         check_whole(llm)
         assert settled_stats(llm).tokens_found > 0
     assert late, "no step was launched behind the last token of an answer"
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_other_questions_about_a_picture_are_answered_as_without_reuse(tmp_path, native):
+    """A prefix may end within a picture whose tokens see each other: its rest still sees all of it."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1)
+    path, said = make_gemma(tmp_path, seed=3), []
+    for prefix_cache in (False, True):
+        with LLM(path, launcher="inproc", prefix_cache=prefix_cache, **CHUNKED | {"native_kernels": native}) as llm:
+            placeholder, found = parts(llm).intake.processor.model.images.token_id, []
+            for lead in range(4):  # so that the picture ends at every place in a block
+                for question in ([5, 11, 12, 13], [6, 30, 31, 32], [7, 40, 41]):
+                    ids = [1, *[9] * lead, placeholder, *question]
+                    prompt = {"prompt_token_ids": ids, "multi_modal_data": {"image": image(1)["image"]}}
+                    (one,) = llm.generate([prompt], params, use_tqdm=False)[0].outputs
+                    found.append((list(one.token_ids), [Logprob(t.logprob) for t in one.logprobs]))
+            assert (parts(llm).engine.stats().tokens_found > 0) == prefix_cache
+        said.append(found)
+    assert said[1] == said[0]

@@ -102,3 +102,13 @@ def test_an_answers_keys_are_a_prompts_where_its_positions_are(spans, n_last):
         step_by_step += answer_keys(first, tokens[:n], step_by_step, 4)
     assert step_by_step == known + more
     assert (answer_ahead(first) == 0) == same
+
+
+def test_ended_requests_with_long_prompts_do_not_fill_the_memory():
+    kept, n = RotaryPositions(), 1 << 15
+    for i in range(100):
+        media = (MediaSpan(4, 64, b"k", "p", grid=(1, 8, 8)),)
+        r = Request(id=f"r{i}", prompt_ids=(1,) * n, sampling=SamplingParams(), max_tokens=2, seed=0, media=media)
+        work = TokenWork(LiveSequence(r, (0.0, i), 0.0), n - 1, 1, True)
+        assert kept.of([work], np.array([n - 1]), np.array([0, 1])).tolist() == [[n - 1 - 64 + 8]] * 3
+    assert sum(r.n_prompt for r, _ in kept._kept.values()) <= 1 << 21

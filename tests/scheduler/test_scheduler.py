@@ -3,8 +3,9 @@ else. `test_order.py` is about ranks."""
 
 import pytest
 
-from hydrainfer.core import InvalidRequest, Lane, Role, SamplingParams, Stage
+from hydrainfer.core import InvalidRequest, Lane, LiveSequence, MediaSpan, Request, Role, SamplingParams, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from hydrainfer.scheduler.filling import add_chunk
 from tests.scheduler.fakes import FakeDevice, make_caches, make_request
 
 pytestmark = pytest.mark.unit
@@ -253,3 +254,12 @@ def test_a_half_evicted_picture_is_encoded_anew_into_blocks_nobody_shares():
     s.apply(device.run(batch), 0.0)
     assert set(batch.work[0].seq.blocks["embed"]) & set(left), "the block that others find was not adopted"
     s.check()
+
+
+@pytest.mark.parametrize("n_computed", [0, 2, 7])
+def test_no_budget_is_no_chunk_even_if_the_cache_has_the_start_of_a_picture(n_computed):
+    media = (MediaSpan(2, 16, b"k", "p", whole=True),)
+    request = Request(id="a", prompt_ids=(1,) * 30, sampling=SamplingParams(), max_tokens=2, seed=0, media=media)
+    seq, work = LiveSequence(request, (0.0, 0), 0.0), []
+    seq.n_computed, seq.capacity = n_computed, 64
+    assert add_chunk(work, seq, 0, first=True) == 0 and not work
