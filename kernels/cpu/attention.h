@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <vector>
 
+#include "linear.h"
 #include "prefill.h"
 #include "simd.h"
 
 namespace hydra {
+
+constexpr int64_t AHEAD_BYTES = 16 << 10;  // of keys, or values, that are on their way while a block is computed
 
 // The keys, or the values, of one layer: [blocks, block_tokens, kv_heads, dim], strides in elements.
 template <class T>
@@ -33,18 +36,26 @@ struct PagedArgs {
   float scale;
 };
 
+// The products of a query, in the layout of Rows<T>, with W keys `stride` apart, of which only the first `n` are read.
 template <class T>
-inline float dot(const float* q, const T* k, int64_t D) {
-  vec s0{}, s1{};
+inline vec dots(const typename Rows<T>::X* q, const T* keys, int64_t stride, int64_t n, int64_t D) {
+  constexpr int PART = Rows<T>::PART, SPAN = Rows<T>::SPAN;
+  const T* key[W];
+  for (int t = 0; t < W; ++t) key[t] = keys + (t < n ? t : n - 1) * stride;
+  vec acc[W] = {};
   int64_t d = 0;
-  for (; d + 2 * W <= D; d += 2 * W) {
-    s0 += load(q + d) * load(k + d);
-    s1 += load(q + d + W) * load(k + d + W);
-  }
-  for (; d + W <= D; d += W) s0 += load(q + d) * load(k + d);
-  float s = sum(s0 + s1);
-  for (; d < D; ++d) s += q[d] * to_float(k[d]);
-  return s;
+  for (; d + SPAN <= D; d += SPAN)
+    for (int i = 0; i < SPAN; i += PART) {
+      vec x = Rows<T>::values(q + d + i);
+      in_register(x);
+#pragma GCC unroll 16
+      for (int t = 0; t < W; ++t) acc[t] = Rows<T>::fma(x, Rows<T>::weights(key[t] + d + i, i / PART), acc[t]);
+    }
+  float out[W];
+  sums(acc, out);
+  for (; d < D; ++d)
+    for (int t = 0; t < W; ++t) out[t] += to_float(q[d]) * to_float(key[t][d]);
+  return load(out);
 }
 
 // Turns the first L of the scores [padded] into probabilities, and the rest into zeros. `sink`, unless null: one more
@@ -86,19 +97,20 @@ inline void weigh(float* acc, const float* s, const T* v, int64_t n, int64_t str
 }
 
 // Attention of request r for KV heads h0 .. h1 - 1; G = heads / kv_heads queries share every key and value. The heads
-// of a token lie side by side, so computing them together streams through a block; the next block is prefetched
-// meanwhile. `scratch` belongs to the thread.
+// of a token lie side by side, so computing them together streams through a block. A later block is prefetched meanwhile. `scratch` belongs to the thread.
 template <class T>
 inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1, std::vector<float>& scratch) {
   const int64_t G = a.heads / a.kv_heads, D = a.keys.dim, V = a.values.dim, end = a.lengths[r], bt = a.block_tokens;
   const int64_t first = a.window ? std::max<int64_t>(0, end - a.window) : 0;
   const int64_t L = end - first, padded = (L + W - 1) / W * W;
   const int64_t n_heads = (h1 - h0) * G, blocks = (end + bt - 1) / bt;
-  const int64_t line = 64 / sizeof(T);
-  scratch.resize(n_heads * (padded + D + V));
-  float *q = scratch.data(), *acc = q + n_heads * D, *scores = acc + n_heads * V;  // [heads, D], [heads, V], [heads, padded]
+  const int64_t line = 64 / sizeof(T), row = padded + W;  // the scores of a head; W of them are written together
+  float* const acc = aligned_room(scratch, n_heads * (row + D + V));  // [heads, V]
+  float *scores = acc + n_heads * V, *laid = scores + n_heads * row;  // [heads, row], [heads, D]
+  auto* q = reinterpret_cast<typename Rows<T>::X*>(laid);
+  const int64_t ahead = std::max<int64_t>(1, AHEAD_BYTES / (bt * (h1 - h0) * D * int64_t(sizeof(T))));
   const T* from = a.q + r * a.q_stride + h0 * G * D;
-  for (int64_t i = 0; i < n_heads * D; ++i) q[i] = to_float(from[i]) * a.scale;
+  for (int64_t i = 0; i < n_heads; ++i) lay_row<T>(from + i * D, q + i * D, D);
   std::fill(acc, acc + n_heads * V, 0.0f);
   const int32_t* table = a.tables + r * a.table_stride;
   const auto page = [&](const Pages<T>& of, int64_t b) {
@@ -106,25 +118,27 @@ inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1,
   };
 
   for (int64_t b = first / bt; b < blocks; ++b) {
-    const T *k = page(a.keys, b), *next = page(a.keys, std::min(b + 1, blocks - 1));
-    const int64_t t0 = std::max(b * bt, first) - first, n = std::min((b + 1) * bt, end) - first - t0;
-    for (int64_t t = 0; t < n; ++t, k += a.keys.token_stride, next += a.keys.token_stride) {
-      for (int64_t d = 0; d < (h1 - h0) * D; d += line) __builtin_prefetch(next + d);
-      for (int64_t i = 0; i < n_heads; ++i)
-        scores[i * padded + t0 + t] = dot(q + i * D, k + i / G * a.keys.head_stride, D);
-    }
-  }
-  for (int64_t i = 0; i < n_heads; ++i) {
-    std::fill(scores + i * padded + L, scores + (i + 1) * padded, 0.0f);
-    softmax(scores + i * padded, L, padded, a.sinks ? a.sinks + h0 * G + i : nullptr);
-  }
-  for (int64_t b = first / bt; b < blocks; ++b) {
-    const T *v = page(a.values, b), *next = page(a.values, std::min(b + 1, blocks - 1));
+    const T *k = page(a.keys, b), *next = page(a.keys, std::min(b + ahead, blocks - 1));
     const int64_t t0 = std::max(b * bt, first) - first, n = std::min((b + 1) * bt, end) - first - t0;
     for (int64_t i = 0; i < n_heads; ++i) {
       for (int64_t t = i; t < n; t += n_heads)
-        for (int64_t d = 0; d < (h1 - h0) * V; d += line) __builtin_prefetch(next + t * a.values.token_stride + d);
-      weigh(acc + i * V, scores + i * padded + t0, v + i / G * a.values.head_stride, n, a.values.token_stride, V);
+        for (int64_t d = 0; d < (h1 - h0) * D; d += line) __builtin_prefetch(next + t * a.keys.token_stride + d, 0, 2);
+      const T* keys = k + i / G * a.keys.head_stride;
+      for (int64_t t = 0; t < n; t += W, keys += W * a.keys.token_stride)
+        store(scores + i * row + t0 + t, dots(q + i * D, keys, a.keys.token_stride, n - t, D) * a.scale);
+    }
+  }
+  for (int64_t i = 0; i < n_heads; ++i) {
+    std::fill(scores + i * row + L, scores + i * row + padded, 0.0f);
+    softmax(scores + i * row, L, padded, a.sinks ? a.sinks + h0 * G + i : nullptr);
+  }
+  for (int64_t b = first / bt; b < blocks; ++b) {
+    const T *v = page(a.values, b), *next = page(a.values, std::min(b + ahead, blocks - 1));
+    const int64_t t0 = std::max(b * bt, first) - first, n = std::min((b + 1) * bt, end) - first - t0;
+    for (int64_t i = 0; i < n_heads; ++i) {
+      for (int64_t t = i; t < n; t += n_heads)
+        for (int64_t d = 0; d < (h1 - h0) * V; d += line) __builtin_prefetch(next + t * a.values.token_stride + d, 0, 2);
+      weigh(acc + i * V, scores + i * row + t0, v + i / G * a.values.head_stride, n, a.values.token_stride, V);
     }
   }
   T* to = a.out + (r * a.heads + h0 * G) * V;

@@ -210,6 +210,15 @@ template <class T, class O>
 #endif
 }
 
+// A copy of a row of x in the layout of Rows<T>.
+template <class T, class O>
+inline void lay_row(const O* from, typename Rows<T>::X* to, int64_t K) {
+  if constexpr (Rows<T>::as_is && std::is_same_v<typename Rows<T>::X, O>)
+    std::copy_n(from, K, to);
+  else
+    Rows<T>::lay(from, to, K);
+}
+
 // x [M, K] in the layout of Rows<T>: x itself, or a copy in `laid`.
 template <class T, class O>
 inline const typename Rows<T>::X* lay_rows(const O* x, int64_t M, int64_t K, std::vector<typename Rows<T>::X>& laid) {

@@ -71,17 +71,11 @@ void run_experts(const Experts<T>& e, const T* x, const int64_t* chosen, const T
   Laid<T> given(n * width), laid(n * inner);
   std::vector<T> wide(n * 2 * inner), hidden(n * inner), made(n * width);
   std::vector<float> sums(rows * width);
-  const auto lay = [](const T* from, typename Rows<T>::X* to, int64_t k) {
-    if constexpr (Rows<T>::as_is)
-      std::copy_n(from, k, to);
-    else
-      Rows<T>::lay(from, to, k);
-  };
 #pragma omp parallel if (n * inner * width > 32768)
   {
     const int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < n; ++i) lay(x + slots[i] / each * width, given.data() + i * width, width);
+    for (int64_t i = 0; i < n; ++i) lay_row<T>(x + slots[i] / each * width, given.data() + i * width, width);
     const auto [i0, i1] = share(inner, me, threads);
     for (const Group& g : groups) {
       const T* bias = e.gate_up_bias ? e.gate_up_bias + g.expert * 2 * inner : nullptr;
@@ -95,7 +89,7 @@ void run_experts(const Experts<T>& e, const T* x, const int64_t* chosen, const T
     }
 #pragma omp barrier
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < n; ++i) lay(hidden.data() + i * inner, laid.data() + i * inner, inner);
+    for (int64_t i = 0; i < n; ++i) lay_row<T>(hidden.data() + i * inner, laid.data() + i * inner, inner);
     const auto [c0, c1] = share(width, me, threads);
     for (const Group& g : groups) {
       const T* bias = e.down_bias ? e.down_bias + g.expert * width : nullptr;

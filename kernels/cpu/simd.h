@@ -70,12 +70,16 @@ inline vec load(const float* p) {
   return v;
 }
 inline vec load(const bf16* p) {
+#if defined(__AVX512F__)  // GCC widens in halves
+  return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#else
   hvec h;
   std::memcpy(&h, p, sizeof h);
   uvec u = __builtin_convertvector(h, uvec) << 16;
   vec v;
   std::memcpy(&v, &u, sizeof v);
   return v;
+#endif
 }
 inline vec load(const f16* p) {
 #if defined(__AVX512F__)
