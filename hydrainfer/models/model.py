@@ -13,7 +13,7 @@ from hydrainfer.core import Role, Stage
 from hydrainfer.models.layers import layers_of
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import PatchedPicture, VisionTower
-from hydrainfer.models.slots import Slot, fused
+from hydrainfer.models.slots import Slot
 from hydrainfer.ops import OpSet, packing, pausing, stepping
 
 
@@ -55,12 +55,9 @@ class Model:
         products = self.ops.products
         if products is None:
             return
-        text = self.config.text
-        towers = [self.vision, self.language if self.role.runs(Stage.PREFILL) else None]
-        slots = [pair for tower in towers if tower for pair in tower.slots().items()]
-        for name, into in ((name, slot.into) for name, slot in slots):
-            if len(into.shape) == 2 and into.shape[0] != text.vocab:  # few rows are multiplied by the head
-                products.prepare(fused(into, text.experts.count if text.experts and ".experts." in name else 1))
+        for tower in (self.vision, self.language if self.role.runs(Stage.PREFILL) else None):
+            for weight in tower.multiplied() if tower else ():
+                products.prepare(weight)
 
     def cache_specs(self, *, kv_block_tokens: int = 16, embed_block_tokens: int = 64) -> tuple[CacheSpec, ...]:
         """The specs of the caches that this model's role needs."""
