@@ -50,8 +50,8 @@ class Model:
         return {name: slot for tower in (self.vision, self.language) if tower for name, slot in tower.slots().items()}
 
     def prepare(self) -> None:
-        """Measure the fastest way to multiply many rows by each shape of weight. A machine does so once, in up to a
-        second for each shape; a request would have to wait for it."""
+        """Measure the fastest way to multiply many rows by each shape of weight. It takes up to a second for each
+        shape, and a request would have to wait for it. The result is kept for later starts (`ops/remembered.py`)."""
         products = self.ops.products
         if products is None:
             return
