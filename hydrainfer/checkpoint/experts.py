@@ -68,7 +68,7 @@ def mixtral(hf: Any, path: Path) -> Experts:
 
 def qwen3(hf: Any, path: Path) -> Experts:
     """The experts of Qwen3-MoE. Qwen3.5's configuration has no field for layers without experts."""
-    dense, step = getattr(hf, "mlp_only_layers", ()), getattr(hf, "decoder_sparse_step", 1)
+    dense, step = getattr(hf, "mlp_only_layers", None) or (), getattr(hf, "decoder_sparse_step", None) or 1
     layers = tuple(i not in dense and (i + 1) % step == 0 for i in range(hf.num_hidden_layers))
     normed = getattr(hf, "norm_topk_prob", True)
     found = Experts(layers, hf.num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size, normed=normed)
@@ -102,11 +102,12 @@ def mimo(hf: Any, path: Path) -> Experts:
         groups=groups,
         groups_chosen=hf.topk_group,
     )
+    _checked(found, path)
     fits = groups > 0 and found.count % groups == 0 and found.count >= 2 * groups and 0 < hf.topk_group <= groups
     require(fits, path, f"{found.count} experts in {groups} groups of which {hf.topk_group} are chosen")
     within = found.count // groups * hf.topk_group
     require(found.chosen <= within, path, f"num_experts_per_tok {found.chosen} of {within} experts")
-    return _checked(found, path)
+    return found
 
 
 def _checked(found: Experts, path: Path) -> Experts:

@@ -80,6 +80,9 @@ class ClipLayer:
         inner = how.activation(how.ops.linear(how.norm(x, self.norm_2), *self.fc_1))
         how.ops.linear_add(x, inner, *self.fc_2)
 
+    def multiplied(self) -> list[Tensor]:
+        return [weight for weight, _ in (self.qkv, self.out, self.fc_1, self.fc_2)]
+
     def slots(self, prefix: str) -> dict[str, Slot]:
         found: dict[str, Slot] = {}
         hidden = self.out[0].shape[0]
@@ -124,6 +127,9 @@ class Clip:
         for i, layer in enumerate(self.layers):
             found |= layer.slots(f"vision.encoder.layers.{i}")
         return found
+
+    def multiplied(self) -> list[Tensor]:
+        return [self.patch, *self.layers[0].multiplied()] if self.layers else [self.patch]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """uint8 [pictures, size, size, 3] → [pictures, tokens, hidden * len(features)]."""

@@ -42,6 +42,9 @@ class ClipProjector:
             found |= {"projector.linear_1.bias": Slot(self.bias_1), "projector.linear_2.bias": Slot(self.bias_2)}
         return found
 
+    def multiplied(self) -> list[Tensor]:
+        return [*self._clip.multiplied(), self.linear_1, self.linear_2]
+
     def encode(self, squares: Sequence[np.ndarray]) -> Tensor:
         """The embeddings [squares, tokens, width] of squares, uint8 [image_size, image_size, 3] each."""
         parts = self.passes.encode(squares)

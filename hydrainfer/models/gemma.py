@@ -51,6 +51,9 @@ class GemmaVision:
             found |= layer.slots(f"vision.encoder.layers.{i}")
         return found
 
+    def multiplied(self) -> list[Tensor]:
+        return [self.patch[0], *self.layers[0].multiplied()]
+
     def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         side = self.config.image_size

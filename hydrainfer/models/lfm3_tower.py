@@ -96,6 +96,10 @@ class Lfm3Vision(FrameTower):
             found |= {f"projector.{name}.{leaf}": Slot(t) for leaf, t in zip(("weight", "bias"), pair) if t is not None}
         return found
 
+    def multiplied(self) -> list[Tensor]:
+        layers = [weight for x in self.layers for weight in (x.into, x.out, x.gate_up, x.down)]
+        return [self.patch, *layers, *(weight for weight, _ in self.projection)]
+
     def _forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
         c, ops = self.config, self._ops
         x = ops.linear(patches, self.patch)

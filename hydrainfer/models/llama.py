@@ -134,6 +134,10 @@ class LlamaLayer:
         mlp = self.gate_up, self.gate_up_bias, self.down, self.down_bias
         return PlainLayer(*norms, self.qkv, self.qkv_bias, self.out, self.out_bias, *mlp)
 
+    def multiplied(self) -> list[Weight]:
+        found = [weight for weight in (self.qkv, self.out, self.gate_up, self.down) if weight is not None]
+        return found if self.experts is None else found + self.experts.multiplied()
+
     def slots(self, prefix: str, c: TextConfig) -> dict[str, Slot]:
         m, attention, mlp = c.intermediate, f"{prefix}.self_attn", f"{prefix}.mlp"
         norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.mlp_norm}
@@ -200,6 +204,13 @@ class Llama:
         for i, layer in enumerate(self.layers):
             found |= layer.slots(f"text.layers.{i}", self.config)
         return found
+
+    def multiplied(self) -> list[Weight]:
+        """The weights that a prompt's rows are multiplied by through `ops`, as they are multiplied. Most rows of the
+        last layer need only keys and values, and few rows are multiplied by the head."""
+        last = self.layers[-1]
+        rest = [last.qkv[last.widths[0] :]] if last.mixer is None else []
+        return [weight for layer in self.layers for weight in layer.multiplied()] + rest
 
     def loaded(self) -> None:
         """Make the shortlist, once all slots are filled."""

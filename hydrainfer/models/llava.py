@@ -43,6 +43,9 @@ class LlavaVision:
     def slots(self) -> dict[str, Slot]:
         return self._tower.slots()
 
+    def multiplied(self) -> list[Tensor]:
+        return self._tower.multiplied()
+
     def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         side = self.config.image_size

@@ -30,6 +30,9 @@ class LlavaNextVision:
     def slots(self) -> dict[str, Slot]:
         return self._tower.slots() | {"projector.newline": Slot(self.newline)}
 
+    def multiplied(self) -> list[Tensor]:
+        return self._tower.multiplied()
+
     def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         size, shape = self.config.clip.image_size, picture.pixels.shape

@@ -13,7 +13,7 @@ from hydrainfer.core import Role, Stage
 from hydrainfer.models.layers import layers_of
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import PatchedPicture, VisionTower
-from hydrainfer.models.slots import Slot, fused
+from hydrainfer.models.slots import Slot
 from hydrainfer.ops import OpSet, packing, pausing, stepping
 
 
@@ -50,17 +50,14 @@ class Model:
         return {name: slot for tower in (self.vision, self.language) if tower for name, slot in tower.slots().items()}
 
     def prepare(self) -> None:
-        """Measure the fastest way to multiply many rows by each shape of weight. A machine does so once, in up to a
-        second for each shape; a request would have to wait for it."""
+        """Measure the fastest way to multiply many rows by each shape of weight. It takes up to a second for each
+        shape, and a request would have to wait for it. The result is kept for later starts (`ops/remembered.py`)."""
         products = self.ops.products
         if products is None:
             return
-        text = self.config.text
-        towers = [self.vision, self.language if self.role.runs(Stage.PREFILL) else None]
-        slots = [pair for tower in towers if tower for pair in tower.slots().items()]
-        for name, into in ((name, slot.into) for name, slot in slots):
-            if len(into.shape) == 2 and into.shape[0] != text.vocab:  # few rows are multiplied by the head
-                products.prepare(fused(into, text.experts.count if text.experts and ".experts." in name else 1))
+        for tower in (self.vision, self.language if self.role.runs(Stage.PREFILL) else None):
+            for weight in tower.multiplied() if tower else ():
+                products.prepare(weight)
 
     def cache_specs(self, *, kv_block_tokens: int = 16, embed_block_tokens: int = 64) -> tuple[CacheSpec, ...]:
         """The specs of the caches that this model's role needs."""

@@ -88,6 +88,10 @@ class Moe:
                 yield f"{prefix}.{name}_blocks", Slot(weight, (*rows, _BLOCK // 2), how="mxfp4")
                 yield f"{prefix}.{name}_scales", Slot(weight, rows, how="mxfp4 scales")
 
+    def multiplied(self) -> list[Weight]:
+        """The weights of one expert, and of the shared one."""
+        return [*self.matrices.of(0), *(self.shared[:2] if self.shared else ())]
+
     def run(self, x: Tensor, ops: OpSet) -> Tensor:
         """The experts' output for normalised rows: [rows, hidden] → [rows, hidden]."""
         weights, chosen = self.route(x)

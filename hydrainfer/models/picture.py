@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -29,6 +29,9 @@ class VisionTower(Protocol):
 
     def slots(self) -> dict[str, Slot]:
         """The slot of each tensor, by canonical name."""
+
+    def multiplied(self) -> Iterable[Tensor]:
+        """The weights that the tower multiplies by through its operators; at least one of each shape."""
 
     def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of the picture's embedding; None if the tower does not take this picture."""

@@ -116,6 +116,11 @@ class QwenVision(FrameTower):
             found |= merger.slots(f"vision.deepstack_merger_list.{i}")
         return found
 
+    def multiplied(self) -> list[Tensor]:
+        block, merger = self.blocks[0], self.merger
+        pairs = block.qkv, block.out, block.up, block.down, merger.fc_1, merger.fc_2
+        return [self.patch, *(weight for weight, _ in pairs)]
+
     def _forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
         c = self.config
         x = self._ops.linear(patches, self.patch, self.patch_bias)

@@ -35,12 +35,3 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 def matrix(ops: OpSet, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Weight:
     """An empty weight [out, in], int8 if `ops` is for int8 weights."""
     return Int8Weight.empty(shape, device) if ops.int8 else empty(shape, dtype, device)
-
-
-def fused(part: Weight, count: int = 1) -> Weight:
-    """The fused weight that a slot's `part` [rows, in] belongs to, on the meta device. `count`: the number of
-    weights in the tensor, which for experts is more than one."""
-    values = part.values if isinstance(part, Int8Weight) else part
-    rows = values.untyped_storage().nbytes() // (values.itemsize * values.shape[1] * count)
-    whole = torch.empty((rows, values.shape[1]), dtype=values.dtype, device="meta")
-    return Int8Weight(whole, whole) if isinstance(part, Int8Weight) else whole

@@ -1,4 +1,5 @@
-"""Compilation of `kernels/cpu` and `kernels/cuda` on the user's machine, once, into the cache folder."""
+"""Compilation of `kernels/cpu` and `kernels/cuda` on the user's machine, once for each virtual environment, into the
+cache folder."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-e
 def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]:
     """The kernels for this device, or None and the reason in one line.
 
-    The first call on a machine compiles for about ten seconds; later ones load what is cached there.
+    The first call in a virtual environment compiles for about ten seconds; later ones load what is cached.
     """
     if device.type != "cpu":
         return None, ()
@@ -47,8 +48,8 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
 
 
 def load_cuda_kernels() -> tuple[Any | None, tuple[str, ...]]:
-    """The module of `kernels/cuda`, or None and the reason in one line. The first call on a machine compiles for about
-    ten seconds."""
+    """The module of `kernels/cuda`, or None and the reason in one line. The first call in a virtual environment
+    compiles for about ten seconds."""
     folder, compiler = shipped("kernels") / "cuda", nvcc()
     if not (folder / "ops.cu").exists():
         return None, ("CUDA kernels are not part of this installation; using torch operators",)
@@ -69,7 +70,7 @@ def _load(name: str, source: Path, compiler: str, flags: Mapping[str, Any]) -> t
     target = cache_folder() / "kernels" / _key(source.parent, compiler, headers)
     kept = _kept(source.parent, target / "sources") / source.name
     if not (target / f"{name}.so").exists():
-        _log.warning("compiling the kernels of %s, once for this machine: %s", source.parent.name, _HOW_LONG)
+        _log.warning("compiling the kernels of %s, once for this environment: %s", source.parent.name, _HOW_LONG)
     with _ninja_on_path():
         return tvm_ffi.cpp.load(name, sources=str(kept), build_directory=str(target), **flags), target.name
 

@@ -64,7 +64,8 @@ def _rows_of_packs(x: Tensor) -> bool:
 
 @cache
 def cuda_kernels() -> tuple[CudaKernels | None, tuple[str, ...]]:
-    """The kernels, or None and the reason in one line. They are compiled at most once on a machine."""
+    """The kernels, or None and the reason in one line. They are compiled at most once for a virtual
+    environment."""
     module, notes = load_cuda_kernels()
     return (None if module is None else CudaKernels(module)), notes
 

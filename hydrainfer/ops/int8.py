@@ -72,7 +72,7 @@ class Int8Products:
             values = torch.ones((n_bytes // math.prod(shape), *shape), dtype=torch.int8)
             return [Int8Weight(v, torch.ones(shape[0])) for v in values]
 
-        self._wide = wide
+        self._wide, self._dtype = wide, dtype
         build = kernels.build if kernels else ""
         race = race_of("int8", dtype, weights, build, threads)
         self._narrow = Chosen(measured_ways("int8", dtype, found, weights, build, threads), found, race)
@@ -98,13 +98,22 @@ class Int8Products:
         """As `Products.prepare`."""
         if isinstance(weight, Tensor):
             self._wide.prepare(weight)
-        else:
-            self._narrow.way_of_many(weight)
+        elif self._narrow.way_of_many(weight).name == "widened":
+            for part in self._slices(weight):
+                self._wide.prepare(part)
 
     def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
         """`Products.compiles` for both kinds of weight. Int8 weights count only if they are widened first."""
-        wide = isinstance(weight, Tensor) or self._narrow.way(x, weight).name == "widened"
-        return wide and self._wide.compiles(x, weight)
+        if isinstance(weight, Tensor):
+            return self._wide.compiles(x, weight)
+        widened = self._narrow.way(x, weight).name == "widened"
+        return widened and any(self._wide.compiles(x, part) for part in self._slices(weight))
+
+    def _slices(self, weight: Int8Weight) -> list[Tensor]:
+        """The wide weights that "widened" multiplies by instead of `weight`, one of each shape, without memory."""
+        n, k = weight.shape
+        step = _rows_of_slice(k, self._dtype)
+        return [torch.empty((rows, k), dtype=self._dtype, device="meta") for rows in (min(step, n), n % step) if rows]
 
     def packs(self, weight: Tensor) -> bool:
         """`Products.packs` for wide weights."""
@@ -115,12 +124,16 @@ class Int8Products:
         return [*self._wide.describe(), f"8 bits: {self._narrow.ranges()}"]
 
 
+def _rows_of_slice(width: int, dtype: torch.dtype) -> int:
+    return max(1, _SLICE_BYTES // (dtype.itemsize * width))
+
+
 def int8_ways(wide: Products, kernels: Kernels | None) -> dict[str, Way]:
     """The ways to multiply an int8 weight on this machine: our kernels for few and for many rows, and "widened"."""
 
     def linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
-        step = max(1, _SLICE_BYTES // (x.dtype.itemsize * weight.shape[1]))
+        step = _rows_of_slice(weight.shape[1], x.dtype)
         for first in range(0, weight.shape[0], step):
             rows = slice(first, first + step)
             part = weight[rows].wide(x.dtype) if kernels is None else kernels.widen_int8(weight[rows], x.dtype)

@@ -3,9 +3,11 @@ remembered."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from hydrainfer.ops.remembered import remembered
 if TYPE_CHECKING:
     from hydrainfer.ops.int8 import Int8Weight
 
+_log = logging.getLogger(__name__)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 """The numbers of rows that are measured. A number between two of them uses the way of the larger one."""
 
@@ -230,6 +233,7 @@ def race_of(name: str, dtype: torch.dtype, weights: Weights, build: str, threads
 
     def race(shape: tuple[int, int], found: Mapping[str, Way]) -> dict[str, float]:
         def measure() -> dict[str, float]:
+            _say_once()
             with torch.inference_mode():
                 some = weights(2 * math.prod(shape) * dtype.itemsize, shape)[:2]
                 x = torch.ones((MANY, shape[1]), dtype=dtype)
@@ -241,6 +245,11 @@ def race_of(name: str, dtype: torch.dtype, weights: Weights, build: str, threads
         return remembered("shapes", what, dict[str, float], lambda kept: kept.keys() == found.keys(), measure, threads)
 
     return race
+
+
+@cache
+def _say_once() -> None:
+    _log.info("measuring the fastest way to multiply by each shape of weight, up to a second for each")
 
 
 def measure(dtype: torch.dtype, found: Mapping[str, Way], weights: Weights) -> ProductSeconds:

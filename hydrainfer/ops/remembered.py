@@ -1,7 +1,7 @@
 """Measurements of this machine, kept in the user's cache folder.
 
-Each is the least of several timings. Other processes may have slowed a measurement down; then the next start measures
-again and keeps the smaller times.
+Each is the least of several timings. Other processes may have slowed a measurement down. Then a process that starts
+later, while the machine is quiet, measures again and keeps the smaller times.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 _QUIET_CORES = 0.1  # cores that other processes may use during a measurement that counts as undisturbed
 _ENOUGH = 5  # disturbed measurements, after which the machine is not measured again
+_LOOK_S = 0.05  # for which the machine is watched before a disturbed measurement is repeated
+_STARTED_NS = time.time_ns()
 
 
 class _Kept(msgspec.Struct, Generic[T], frozen=True):
@@ -38,7 +40,7 @@ def remembered(
 ) -> T:
     """The stored measurement for `what` on this machine with this many threads (default: torch's current number), or a
     new one. `kind`: its type, mappings of seconds. `whole`: whether a stored measurement has all that is asked for. Of
-    processes that start together, one measures and the others wait."""
+    processes that start together, one measures, and the others wait and take its result, disturbed or not."""
     before = torch.get_num_threads()
     threads = threads or before
     key = repr((cpu_name(), instruction_sets(), torch.__version__, threads, what))
@@ -47,11 +49,11 @@ def remembered(
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kept = _read(path, kind, whole)
-        if kept is not None and (kept.n == 0 or kept.n >= _ENOUGH):
+        if kept is not None and (kept.n == 0 or kept.n >= _ENOUGH or not _worth_repeating(path)):
             return kept.least
         torch.set_num_threads(threads)
         try:
-            measured, quiet = _watched(measure)
+            measured, quiet = _watched(measure, threads)
         finally:
             torch.set_num_threads(before)
         if kept is not None and not quiet:
@@ -71,13 +73,22 @@ def _read(path: Path, kind: type[T], whole: Callable[[T], bool]) -> _Kept[T] | N
     return kept if whole(kept.least) else None
 
 
-def _watched(measure: Callable[[], T]) -> tuple[T, bool]:
-    """The measurement, and whether other processes left it undisturbed."""
-    busy, own_s, start_s = processor_s(), time.process_time(), time.perf_counter()
+def _worth_repeating(path: Path) -> bool:
+    """Whether the disturbed measurement is older than this process, and a new one would be undisturbed."""
+    return path.stat().st_mtime_ns < _STARTED_NS and _watched(lambda: time.sleep(_LOOK_S), 1)[1]
+
+
+def _watched(measure: Callable[[], T], threads: int) -> tuple[T, bool]:
+    """The measurement with this many threads, and whether nothing else disturbed it. The measurement's own time is that
+    of the calling thread if it is the only one; else the process's time, up to `threads` cores. Other threads of this
+    process, such as instances that load, can disturb it too."""
+    clock = time.thread_time if threads == 1 else time.process_time
+    busy, own_s, start_s = processor_s(), clock(), time.perf_counter()
     measured = measure()
-    took_s, own_s, after = time.perf_counter() - start_s, time.process_time() - own_s, processor_s()
+    took_s, own_s, after = time.perf_counter() - start_s, clock() - own_s, processor_s()
     if busy is None or after is None:
         return measured, True
+    own_s = min(own_s, threads * took_s)
     return measured, sum(after) - sum(busy) - own_s <= _QUIET_CORES * took_s + 2 * TICK_S
 
 

@@ -65,5 +65,21 @@ def test_damage_is_refused_in_one_line_or_does_not_matter(tmp_path, architecture
                 pytest.fail(f"{words}: {type(e).__name__}: {e}")
 
 
+def test_a_number_of_experts_under_another_name_is_refused_too(tmp_path):
+    """transformers keeps `num_local_experts` as `n_routed_experts`, unchecked."""
+    content = whole_config("MiMoV2FlashForCausalLM") | {"num_local_experts": None}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="of None experts"):
+        read_config(tmp_path)
+
+
+def test_null_where_there_need_be_no_list_of_layers_is_as_if_left_out(tmp_path):
+    content = whole_config("Qwen3_5MoeForCausalLM")
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    usual = read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(content | {"decoder_sparse_step": None, "mlp_only_layers": None}))
+    assert read_config(tmp_path) == usual
+
+
 def shape(path):
     return shape_of(str(path))

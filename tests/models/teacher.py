@@ -7,6 +7,7 @@ import torch
 
 from hydrainfer.core import Stage
 from hydrainfer.models import LayerCache, Model, PatchedPicture
+from hydrainfer.models.llama import LastRows
 from hydrainfer.ops import AttentionBatch, ScanBatch, ScanRows
 from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures import MediaLimits, from_image
@@ -43,9 +44,11 @@ def _scan(n: int) -> ScanBatch:
     return ScanBatch(0, none, none, [ScanRows(slice(0, n // 2), -1, 1), ScanRows(slice(n // 2, n), 1, 0)])
 
 
-def teacher_forced(model: Model, ids: list[int], pictures: list[PatchedPicture] = (), spans=()) -> torch.Tensor:
-    """Logits of every position of `ids` in one forward, float32 [len(ids), vocab]. Placeholders take the pictures' rows
-    in order; those of `spans` (first, stop) see each other."""
+def teacher_forced(
+    model: Model, ids: list[int], pictures: list[PatchedPicture] = (), spans=(), last: LastRows | None = None
+) -> torch.Tensor:
+    """Logits of every position of `ids`, or only of those in `last`, in one forward, float32 [positions, vocab].
+    Placeholders take the pictures' rows in order; those of `spans` (first, stop) see each other."""
     n = len(ids)
     n_blocks = -(-n // _BLOCK)
     specs = [s for s in model.cache_specs(kv_block_tokens=_BLOCK) if Stage.DECODE in s.stages]
@@ -64,5 +67,5 @@ def teacher_forced(model: Model, ids: list[int], pictures: list[PatchedPicture] 
                 model.ops.prepare(batch)
             views = zip(spec.layers, BlockStore(spec, n_blocks).layers)
             caches |= {layer: LayerCache(parts, batch) for layer, parts in views}
-        hidden = model.forward(x, torch.arange(n), [caches[i] for i in range(len(caches))])
+        hidden = model.forward(x, torch.arange(n), [caches[i] for i in range(len(caches))], last)
         return model.logits(hidden)

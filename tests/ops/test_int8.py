@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydrainfer.ops import Int8Weight, select_ops
+from hydrainfer.ops import Int8Weight, int8, select_ops
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.int8 import int8_ways
 from tests.ops.test_variants import DTYPES, close, compiled, random
@@ -49,6 +49,32 @@ def test_the_error_is_half_a_step():
     assert weight.nbytes < 0.3 * wide.nbytes
     for part, whole in zip(weight.split([10, 30]), (weight[:10], weight[10:])):
         assert torch.equal(part.values, whole.values) and torch.equal(part.scales, whole.scales)
+
+
+def test_what_is_widened_is_prepared_as_it_is_multiplied(monkeypatch):
+    """Slice by slice, the last of which may be smaller."""
+    monkeypatch.setattr(int8, "_SLICE_BYTES", 4 * 64 * 30)
+    asked, met = [], []
+
+    class Wide:
+        def prepare(self, part):
+            asked.append(tuple(part.shape))
+
+        def compiles(self, x, part):
+            return tuple(part.shape) == (10, 64)
+
+        def linear(self, x, part, bias=None):
+            met.append(tuple(part.shape))
+            return torch.nn.functional.linear(x, part, bias)
+
+    products, x = int8.Int8Products(Wide(), torch.float32, None), torch.ones(300, 64)
+    for rows, parts in ((70, {(30, 64), (10, 64)}), (60, {(30, 64)}), (20, {(20, 64)})):
+        weight = eight_bits(random(rows, 64, dtype=torch.float32))
+        asked.clear(), met.clear()
+        products.prepare(weight)
+        products.linear(x, weight)
+        assert set(asked) == set(met) == parts
+        assert products.compiles(x, weight) == (rows == 70)
 
 
 def test_the_choice_is_said():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -126,8 +127,14 @@ def test_it_is_measured_once(monkeypatch, tmp_path):
     assert kept.read_bytes().startswith(was[:10]) and len(kept.read_bytes()) > 40
 
 
+def start_later(monkeypatch):
+    """What is stored from now on counts as older than this process."""
+    monkeypatch.setattr(remembered, "_STARTED_NS", time.time_ns() + 10**15)
+
+
 def test_times_of_a_busy_machine_are_measured_again_and_the_least_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    start_later(monkeypatch)
     others, found = (
         [0.0],
         iter([{"a": 3.0, "b": 2.0}, {"a": 1.0, "b": 4.0}, {"a": 5.0, "b": 6.0}, {"a": 9.0, "b": 9.0}]),
@@ -148,13 +155,38 @@ def test_times_of_a_busy_machine_are_measured_again_and_the_least_kept(monkeypat
     assert times() == times() == {"a": 5.0, "b": 6.0}, "a quiet machine's stand"
 
 
-def test_a_machine_that_is_never_quiet_is_not_measured_for_ever(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("later", "quiet_before", "n"), [(True, True, remembered._ENOUGH), (True, False, 1), (False, True, 1)]
+)
+def test_disturbed_times_are_measured_again_a_few_times_by_later_processes(
+    monkeypatch, tmp_path, later, quiet_before, n
+):
+    """If the machine is quiet when such a process starts. Those that started together have waited long enough."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    clock, n = iter(range(1000)), iter(range(1000))
-    monkeypatch.setattr(remembered, "processor_s", lambda: (1e3 * next(clock), 0.0))
+    if later:
+        start_later(monkeypatch)
+    others_s, found = itertools.count(1000, 1000), []
+
+    def measure():
+        found.append(float(next(others_s)))
+        return {"a": found[-1]}
+
+    others = (lambda: found[-1] if found else 0.0) if quiet_before else (lambda: float(next(others_s)))
+    monkeypatch.setattr(remembered, "processor_s", lambda: (others(), 0.0))
     for _ in range(20):
-        remembered.remembered("t", ("x",), dict[str, float], bool, lambda: {"a": float(next(n))}, None)
-    assert next(n) == remembered._ENOUGH
+        remembered.remembered("t", ("x",), dict[str, float], bool, measure, None)
+    assert len(found) == n
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_other_threads_of_this_process_disturb(monkeypatch, threads):
+    """As where several instances load in one process."""
+    monkeypatch.setattr(remembered, "processor_s", lambda: (time.process_time(), 0.0))
+    process_s = time.process_time
+    assert remembered._watched(lambda: None, threads)[1]
+    began = time.perf_counter()
+    monkeypatch.setattr(time, "process_time", lambda: process_s() + 3.0 * (time.perf_counter() - began))
+    assert not remembered._watched(lambda: time.sleep(0.1), threads)[1]
 
 
 @pytest.mark.parametrize(
