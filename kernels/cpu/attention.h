@@ -97,7 +97,8 @@ inline void weigh(float* acc, const float* s, const T* v, int64_t n, int64_t str
 }
 
 // Attention of request r for KV heads h0 .. h1 - 1; G = heads / kv_heads queries share every key and value. The heads
-// of a token lie side by side, so computing them together streams through a block. A later block is prefetched meanwhile. `scratch` belongs to the thread.
+// of a token lie side by side, so computing them together streams through a block. A later block is prefetched meanwhile.
+// `scratch` belongs to the thread.
 template <class T>
 inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1, std::vector<float>& scratch) {
   const int64_t G = a.heads / a.kv_heads, D = a.keys.dim, V = a.values.dim, end = a.lengths[r], bt = a.block_tokens;
