@@ -13,20 +13,25 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console
-from rich.markup import escape
-from typer.core import TyperGroup
+_INTERRUPTED = 130  # exit status
 
-from hydrainfer import benching, builtin, profiling
-from hydrainfer.config import ServeConfig, load, read_layout
-from hydrainfer.core import HydraError
-from hydrainfer.flags import with_flags
-from hydrainfer.machine import let_threads_spin
-from hydrainfer.version import __version__
+try:
+    import typer
+    from rich.console import Console
+    from rich.markup import escape
+    from typer.core import TyperGroup
+
+    from hydrainfer import benching, builtin, profiling
+    from hydrainfer.config import ServeConfig, load, read_layout
+    from hydrainfer.core import HydraError
+    from hydrainfer.flags import with_flags
+    from hydrainfer.machine import let_threads_spin
+    from hydrainfer.version import __version__
+except KeyboardInterrupt:  # these imports take most of a second
+    sys.stderr.write("interrupted\n")
+    sys.exit(_INTERRUPTED)
 
 _M_ARENA_MAX = -8  # of mallopt(3)
-_INTERRUPTED = 130  # exit status
 
 
 class _Verbs(TyperGroup):

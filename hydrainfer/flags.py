@@ -57,7 +57,8 @@ def _parameter(field: msgspec.structs.FieldInfo, is_argument: bool, as_text: boo
     meta, kind, default = field.type.__metadata__[0], field.type.__origin__, field.default
     said: dict[str, Any] = {"help": meta.description} | (meta.extra or {})
     names: Sequence[str] = said.pop("param_decls", ())
-    said.pop("bare", None)
+    for ours in ("bare", "form"):
+        said.pop(ours, None)
     paired = any("/" in name for name in names)  # --this/--no-this, which takes no value
     if is_argument:
         said |= {"show_default": False} if as_text else {}

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,22 +54,26 @@ class RequestOutput:
 class LLM:
     """A model that runs in this process.
 
-        llm = LLM("path/to/checkpoint", dtype="float32")  # LLM() for the built-in model
-        (answer,) = llm.chat([{"role": "user", "content": [
-            {"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is this?"}]}])
-        print(answer.outputs[0].text)
+        with LLM("path/to/checkpoint", dtype="float32") as llm:  # LLM() for the built-in model
+            (answer,) = llm.chat([{"role": "user", "content": [
+                {"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is this?"}]}])
+            print(answer.outputs[0].text)
 
     `options` are those of `hydrainfer serve` (see `hydrainfer.config.ServeConfig`). Raises `ConfigError` or
-    `CheckpointError`. Use it in a `with` block, or call `close`. Calls from several threads take turns.
+    `CheckpointError`. Without a `with` block or `close`, it is closed when Python ends. Calls from several threads take
+    turns.
     """
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         named = {} if model is None else {"model": str(model)}
         # all requests are the caller's own: no limits, and no separate processes to decode pictures
         here = {"max_waiting": _NO_LIMIT, "max_queue_s": 1e9, "request_timeout_s": 1e9, "media_workers": 0}
-        config = load({**here, **options, **named}).config
+        config = load({**here, **options, **named}, given="argument of LLM").config
         self._instance: ServerParts = start_instance(config)
         self._turn = threading.Lock()  # only one event loop at a time may use the sessions
+        self._at_exit = ExitStack()
+        self._at_exit.callback(self._instance.close)
+        _before_threads_end(self._at_exit.close)
 
     def chat(
         self,
@@ -182,12 +187,19 @@ class LLM:
     def close(self) -> None:
         """End the running requests and free the caches. Safe to repeat."""
         self._instance.close()
+        self._at_exit.pop_all()
 
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _before_threads_end(close: Callable[[], None]) -> None:
+    """Call `close` when Python ends, before the pools of `concurrent.futures` end their threads, which happens before
+    `atexit`. Ray's daemons die with such a thread, and a cluster can no longer be closed then."""
+    threading._register_atexit(close)  # type: ignore[attr-defined]
 
 
 def _run_to_end(work: Coroutine[Any, Any, list[RequestOutput]]) -> list[RequestOutput]:

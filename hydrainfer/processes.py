@@ -14,8 +14,9 @@ from multiprocessing import forkserver, resource_tracker
 
 @contextmanager
 def processes(n: int, preload: Sequence[str] = ()) -> Iterator[ProcessPoolExecutor]:
-    """A pool of `n` worker processes. They ignore Ctrl-C. If Ctrl-C or an error ends the context, they are terminated
-    at once. They end with this process, however it ends. `preload`: modules to import once for all of them."""
+    """A pool of `n` worker processes. They ignore Ctrl-C and SIGTERM, which may go to the whole process group. If an
+    exception ends the context, they are killed at once. They end with this process, however it ends. `preload`: modules
+    to import once for all of them."""
     context, others = multiprocessing.get_context("forkserver"), multiprocessing.active_children()
     context.set_forkserver_preload(list(preload))
     _start_forkserver()
@@ -24,15 +25,15 @@ def processes(n: int, preload: Sequence[str] = ()) -> Iterator[ProcessPoolExecut
             yield pool
         except BaseException:
             for process in set(multiprocessing.active_children()) - set(others):
-                process.terminate()
+                process.kill()
             raise
 
 
 def _start_forkserver() -> None:
-    """Start the fork server with SIGINT blocked from its first instruction. Otherwise Ctrl-C would make it print a
-    traceback while it imports modules."""
+    """Start the fork server with SIGINT and SIGTERM blocked from its first instruction. Otherwise Ctrl-C would make it
+    print a traceback while it imports modules, and SIGTERM would end it and break the pool."""
     resource_tracker.ensure_running()  # started before, because it unblocks signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         forkserver.ensure_running()
     finally:
@@ -40,7 +41,8 @@ def _start_forkserver() -> None:
 
 
 def _follow_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

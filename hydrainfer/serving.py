@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -212,11 +213,12 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
         listener = _listen(loaded.config.host, loaded.config.port)
         with closing(listener), closing(_load(loaded, console)) as instance:
             _settle(loaded, console, instance)
+            chats = instance.intake.processor.model.template is not None
             server = _server(
                 instance,
                 console,
                 tenants,
-                lambda: _greet(console, _url(listener, loaded.config), instance.name, locked),
+                lambda: _greet(console, _url(listener, loaded.config), instance.name, locked, chats),
             )
             server.on_hang_up = lambda: _reload(tenants, console)
             signals.hand_to(server)
@@ -262,6 +264,10 @@ def _settle(loaded: Loaded, console: Console, instance: ServerParts) -> None:
     gc.freeze()  # loaded objects live until the end: keep them out of every later collection
     sys.setswitchinterval(_SWITCH_S)
     console.print(config_table(loaded, instance.facts))
+    n_cores = len(os.sched_getaffinity(0))
+    if (loaded.config.threads or 0) > n_cores:
+        said = f"--threads {loaded.config.threads}: more than the {n_cores} cores here, so threads wait for each other"
+        console.print(said, style="yellow", highlight=False)
 
 
 class _FewWarnings(logging.Filter):
@@ -328,6 +334,8 @@ def _tls(config: ServeConfig) -> dict[str, Any]:
         return {}
     names = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
     files = {n: str(Path(file).expanduser()) for n in names if (file := getattr(config, n)) is not None}
+    for name, path in {**files, "ssl_keyfile": files.get("ssl_keyfile", files["ssl_certfile"])}.items():
+        _check_pem(Path(path), name, "PRIVATE KEY" if name == "ssl_keyfile" else "CERTIFICATE")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(files["ssl_certfile"], files.get("ssl_keyfile"), password="")
@@ -336,6 +344,19 @@ def _tls(config: ServeConfig) -> dict[str, Any]:
     except (OSError, ValueError) as e:
         raise ConfigError(f"TLS: {', '.join(files.values())}: {e}", param="ssl_certfile") from None
     return {**files, **({"ssl_cert_reqs": ssl.CERT_REQUIRED} if config.ssl_ca_certs else {})}
+
+
+def _check_pem(path: Path, option: str, kind: str) -> None:
+    """Raises `ConfigError` unless the file of this option can be read and holds PEM of this kind."""
+    flag = f"--{option.replace('_', '-')}"
+    try:
+        held = path.read_text("latin-1")
+    except OSError as e:
+        raise ConfigError(f"{flag}: cannot read {path}: {e.strerror}", param=option) from None
+    if f"{kind}-----" not in held:
+        other = "PRIVATE KEY" if kind == "CERTIFICATE" else "CERTIFICATE"
+        hint = f", but a {other.lower()}" if f"{other}-----" in held else ""
+        raise ConfigError(f"{flag}: {path} holds no {kind.lower()} (PEM){hint}", param=option)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -361,13 +382,19 @@ def _url(listener: socket.socket, config: ServeConfig) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _greet(console: Console, url: str, model: str, locked: bool) -> None:
-    """Print where the server listens, and an example request. `locked`: the server needs a key."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
+def _greet(console: Console, url: str, model: str, locked: bool, chats: bool) -> None:
+    """Print where the server listens, and an example request. `locked`: the server needs a key. `chats`: the model has
+    a chat template."""
+    asked = {"messages": [{"role": "user", "content": "Hello"}]} if chats else {"prompt": "Hello"}
+    path = "chat/completions" if chats else "completions"
+    body = {"model": model, **asked, "max_tokens": 32}
     key = "-H 'Authorization: Bearer KEY' " if locked else ""
     console.print(f"\n[bold green]ready[/bold green] {url}/v1   (Ctrl-C stops)\n")
+    if not chats:
+        said = "this checkpoint has no chat template, so chats get 400: give one with --chat-template FILE"
+        console.print(said, style="yellow", highlight=False)
     console.print(
-        f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n",
+        f"curl {url}/v1/{path} {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n",
         soft_wrap=True,
         markup=False,
         highlight=False,

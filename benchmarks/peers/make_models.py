@@ -151,6 +151,7 @@ def make(name: str, out: pathlib.Path) -> None:
     config = transformers.LlavaConfig(
         vision_config=vision, text_config=text, image_token_index=words.convert_tokens_to_ids("<image>")
     )
+    transformers.logging.set_verbosity_error()  # it warns of a torchvision that is not needed
     pictures = transformers.CLIPImageProcessor(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
     processor = transformers.LlavaProcessor(
         image_processor=pictures, tokenizer=words, patch_size=14, vision_feature_select_strategy="default",

@@ -218,14 +218,17 @@ def _n_cores() -> int:
 
 
 def _together(facts: dict[str, Facts]) -> dict[str, Any]:
-    """The facts of all instances in one table. Values that differ are listed."""
-    merged: dict[str, list[str]] = {}
+    """The facts of all instances in one table. Values that differ are listed, with the names of their instances."""
+    merged: dict[str, dict[str, list[str]]] = {}  # by option and value
     for name in sorted(facts):
         for option, value in facts[name].items():
-            values = merged.setdefault(option, [])
-            if option.endswith("_gib") or str(value) not in values:
-                values.append(str(value))
+            merged.setdefault(option, {}).setdefault(str(value), []).append(name)
     merged.pop("kv_tokens", None)
-    found: dict[str, Any] = {option: ", ".join(values) for option, values in merged.items()}
-    found["threads"] = f"{found['threads']} for each of {len(facts)} instances"
+    found: dict[str, Any] = {}
+    for option, values in merged.items():
+        listed = [f"{', '.join(names)}: {value}" for value, names in values.items()]
+        found[option] = next(iter(values)) if len(values) == 1 else "\n".join(listed)
+        of_each = option == "threads" or option.endswith("_gib")
+        if len(values) == 1 and of_each and (n := len(next(iter(values.values())))) > 1:
+            found[option] += f" for each of {n} instances"
     return found

@@ -131,6 +131,7 @@ def _description(config: ServeConfig, parsed: ParsedConfig) -> ModelDescription:
         model_folder(config),
         max_context=config.max_model_len,
         chat_template=_chat_template(config),
+        template_name=config.chat_template,
         tool_calls=config.tool_call_parser,
         reasoning=config.reasoning_parser,
         parsed=parsed,

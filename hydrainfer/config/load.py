@@ -55,9 +55,15 @@ def options(schema: type[msgspec.Struct] = ServeConfig) -> Iterator[Option]:
         yield Option(f.name, meta.title, meta.description, f.type.__origin__, default)
 
 
-def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
-    """Load the configuration. `flags` holds only the given flags. Variables in `environ` that Kubernetes sets for a
-    service are ignored. Raises `ConfigError` that names the source, the key and the accepted values."""
+def load(
+    flags: Mapping[str, Any],
+    yaml_path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    given: str = "flag",
+) -> Loaded:
+    """Load the configuration. `flags` holds only the given flags, and `given` is what messages call one. Variables in
+    `environ` that Kubernetes sets for a service are ignored. Raises `ConfigError` that names the source, the key and
+    the accepted values."""
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
     layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -66,11 +72,11 @@ def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mappi
     for key, text in sorted((environ or {}).items()):
         if key.startswith(ENV_PREFIX) and not _is_of_service(key, text):
             layers.append((key, {key.removeprefix(ENV_PREFIX).lower(): text}))
-    layers.append(("flag", flags))
+    layers.append((given, flags))
     known = [o.name for o in options()]
     for name, layer in layers:
         for key, value in layer.items():
-            check_known(key, known, name)
+            check_known(key, known, name, "`hydrainfer serve --help`")
             values[key], source[key] = value, name
     if "model" not in values:
         values["model"], source["model"] = builtin.NAME, "built-in"
@@ -97,9 +103,9 @@ def _convert(key: str, value: Any, source: str) -> Any:
     try:
         converted = msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError as e:
-        raise ConfigError(
-            f"{key} ({source}): must be {_rule(field.type) or _in_words(str(e))}, got {value!r}", param=key
-        ) from None
+        form = (field.type.__metadata__[0].extra or {}).get("form")  # of a field with a pattern
+        rule = form or _rule(field.type) or _in_words(str(e))
+        raise ConfigError(f"{key} ({source}): must be {rule}, got {value!r}", param=key) from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{key} ({source}): must be finite, got {value!r}", param=key)
     return converted

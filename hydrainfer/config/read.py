@@ -23,7 +23,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} is not valid YAML: {str(e).splitlines()[0]}") from None
+        raise ConfigError(f"{path} is not valid YAML: {_fault(e)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -31,12 +31,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_known(key: object, known: Iterable[str], source: str) -> None:
-    """Check that a key is known. Raises `ConfigError` that suggests a similar key, if there is one."""
+def _fault(e: Exception) -> str:
+    """What is wrong, and in which line."""
+    problem, mark = getattr(e, "problem", None), getattr(e, "problem_mark", None)
+    if problem is None or mark is None:
+        return str(e).splitlines()[0]
+    return f"line {mark.line + 1}: {problem}"
+
+
+def check_known(key: object, known: Iterable[str], source: str, listed: str = "") -> None:
+    """Check that a key is known. Raises `ConfigError` that suggests a similar key or, if there is none, says what the
+    keys are, or where they are `listed`."""
     names = list(known)
     if key not in names:
         near = difflib.get_close_matches(str(key), names, 1)
-        hint = f"; did you mean {near[0]}?" if near else f"; known keys are {', '.join(names)}"
+        all_of_them = f"{listed} lists them" if listed else f"known keys are {', '.join(names)}"
+        hint = f"; did you mean {near[0]}?" if near else f"; {all_of_them}"
         raise ConfigError(f"unknown option {key!r} ({source}){hint}", param=str(key))
 
 

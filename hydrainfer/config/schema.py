@@ -74,13 +74,19 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = "1EPD"
     native_kernels: Annotated[
-        bool, _help("Model", "Compile and use our CPU kernels (true or false; false uses torch's operators).")
+        bool,
+        _help(
+            "Model",
+            "Compile and use our CPU kernels; without them, torch's operators.",
+            extra={"param_decls": ("--native-kernels/--no-native-kernels",)},
+        ),
     ] = True
     cuda_graphs: Annotated[
         bool,
         _help(
             "Model",
-            "On CUDA, capture decode steps (FlashInfer) and passes of few pictures; replay them (true or false).",
+            "On CUDA, capture decode steps (FlashInfer) and passes of few pictures; replay them.",
+            extra={"param_decls": ("--cuda-graphs/--no-cuda-graphs",)},
         ),
     ] = True
     max_model_len: Annotated[
@@ -165,6 +171,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "Server",
             "Prefix under which a proxy shows the server, e.g. /hydra; it may strip it or not.",
             pattern="^(/[^/?#]+)*$",
+            extra={"form": "a path that begins with / and does not end with it, such as /hydra"},
         ),
     ] = ""
     ssl_certfile: Annotated[
@@ -234,7 +241,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 96
     order: Annotated[
         Literal["rank", "fcfs"],
-        _help("Scheduler", "Who goes next: rank, by age and remaining work; fcfs, by age, and who has begun goes on."),
+        _help(
+            "Scheduler",
+            "rank: little work left goes first, and waiting counts; fcfs: first come, first served; a prompt that has "
+            "begun is finished first.",
+        ),
     ] = "rank"
     encode_gate: Annotated[
         Literal["paper", "aged"], _help("Scheduler", "When encode may start beside a running prefill.")
@@ -355,7 +366,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _help(
             "Media",
             "Decode large JPEGs at 1/2 to 1/8 of their size where the model wants no more: faster, but the pixels are "
-            "not the reference's (true or false).",
+            "not the reference's.",
+            extra={"param_decls": ("--fast-jpeg/--no-fast-jpeg",)},
         ),
     ] = False
     media_memory_mib: Annotated[

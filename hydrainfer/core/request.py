@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -43,6 +43,18 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     begun: bool = False
 
 
+_NUMBER = (int, float)
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("n", "min_tokens", "top_k"), ((int,), "a whole number")),
+    **dict.fromkeys(
+        ("max_tokens", "seed", "logprobs", "prompt_logprobs"), ((int, type(None)), "a whole number or None")
+    ),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), (_NUMBER, "a number")),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), (_NUMBER, "a number")),
+}
+"""The types of the numbers among the fields of `SamplingParams`, and their names in messages."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The way tokens are sampled and a choice ends. Field names and defaults are vLLM's, except for `grammar` and its
     `reasoning`, which the processor sets.
@@ -50,7 +62,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is
     made, so that a recomputed request draws the same numbers. `logprobs=k` asks for the chosen token's log-probability
     and the k most likely tokens; `prompt_logprobs=k` asks for the same of the prompt's tokens, which are then all
-    computed, cached or not. Raises `InvalidRequest` naming the field.
+    computed, cached or not. `stop` may be one string, and `logit_bias` a dict of biases by token id. Raises
+    `InvalidRequest` naming the field.
     """
 
     n: int = 1
@@ -78,10 +91,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # as in OpenAI's API, one string is a list of one
             msgspec.structs.force_setattr(self, "stop", (self.stop,))
-        elif not isinstance(self.stop, tuple):
-            msgspec.structs.force_setattr(self, "stop", tuple(self.stop or ()))
-        if not isinstance(self.stop_token_ids, tuple):
-            msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if isinstance(self.logit_bias, Mapping):
+            msgspec.structs.force_setattr(self, "logit_bias", tuple(self.logit_bias.items()))
+        self._check_kinds()
         _check(1 <= self.n <= MAX_CHOICES, "n", f"must be between 1 and {MAX_CHOICES}", self.n)
         _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1", self.max_tokens)
         _check(self.min_tokens >= 0, "min_tokens", "must not be negative", self.min_tokens)
@@ -112,6 +124,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for token, bias in self.logit_bias:
             _check(-100.0 <= bias <= 100.0, "logit_bias", "values must be in [-100, 100]", bias)
             _check(token >= 0, "logit_bias", "keys must be token ids", token)
+
+    def _check_kinds(self) -> None:
+        """Make tuples of other sequences, and check the types. Raises `InvalidRequest`."""
+        for name, (kinds, said) in _KINDS.items():
+            value = getattr(self, name)
+            _check(isinstance(value, kinds), name, f"must be {said}", repr(value))
+        for name in ("stop", "stop_token_ids", "logit_bias"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple):
+                _check(value is None or isinstance(value, Sequence), name, "must be a list", repr(value))
+                msgspec.structs.force_setattr(self, name, tuple(value or ()))
+        for text in self.stop:
+            _check(isinstance(text, str), "stop", "must hold strings", repr(text))
+        for token in self.stop_token_ids:
+            _check(isinstance(token, int), "stop_token_ids", "must hold token ids", repr(token))
+        for pair in self.logit_bias:
+            ok = isinstance(pair, Sequence) and len(pair) == 2
+            ok = ok and isinstance(pair[0], int) and isinstance(pair[1], _NUMBER)
+            _check(ok, "logit_bias", "must map token ids to numbers", repr(pair))
 
     @property
     def greedy(self) -> bool:

@@ -268,7 +268,8 @@ class Processor:
         model, tools, variables = self.model, options.tools, options.variables
         if model.template is None:
             raise InvalidRequest(
-                "this checkpoint has no chat template; use /v1/completions, or start the server with one",
+                "this checkpoint has no chat template; use /v1/completions, or start the server with "
+                "--chat-template FILE",
                 param="messages",
             )
         self.check_pictures(messages)
@@ -338,12 +339,10 @@ class Processor:
         thinking: Thinking | None = None,
     ) -> Prepared:
         """The requests for these prompts. `param`: the field that the prompts come from, for error messages."""
-        n_vocabulary = self.model.vocabulary.n_tokens
-        ids = [*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)]
-        if any(not 0 <= i < n_vocabulary for i in ids):
-            raise InvalidRequest(
-                f"stop_token_ids and logit_bias take token ids from 0 to {n_vocabulary - 1}", param="logit_bias"
-            )
+        n_vocabulary, biased = self.model.vocabulary.n_tokens, [token for token, _ in sampling.logit_bias]
+        for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biased)):
+            if any(not 0 <= i < n_vocabulary for i in ids):
+                raise InvalidRequest(f"{name} takes token ids from 0 to {n_vocabulary - 1}", param=name)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # cached KV has no log-probabilities
         chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]

@@ -30,8 +30,8 @@ EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 
 class Access:
     """Middleware for request ids and the access log. Every response has an `X-Request-Id`, the client's or one of ours.
-    Every request is counted and logged in one line: method, path, status, seconds to the last byte, ids. Other headers,
-    addresses, queries and bodies are not logged."""
+    Every request is counted and logged in one line: method, path without `root_path`, status, seconds to the last byte,
+    ids. Other headers, addresses, queries and bodies are not logged."""
 
     def __init__(self, app: ASGIApp, counts: HttpCounts, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._counts, self._clock = app, counts, clock
@@ -58,7 +58,9 @@ class Access:
             state = scope.get("state", {})
             handler = getattr(scope.get("route"), "path", state.get("handler", "none"))
             self._counts.add(handler, scope["method"], status)
-            path, error = scope.get("raw_path", b""), state.get("error", "")
+            path, prefix = scope.get("raw_path", b""), scope.get("root_path", "").encode()
+            path = path[len(prefix) :] if path.startswith(prefix + b"/") else path
+            error = state.get("error", "")
             write_line(scope["method"], path, status, self._clock() - begin_s, given, ours, error)
 
 

@@ -30,6 +30,13 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "bad_words": "bad_words is not supported by this server; use logit_bias",
     "allowed_token_ids": "allowed_token_ids is not supported by this server; use logit_bias",
     "logits_processors": "logits_processors is not supported by this server",
+    "regex": "regex is not supported by this server; send guided_regex",
+    "ebnf": "ebnf is not supported by this server; send guided_grammar, in Lark or GBNF",
+    "grammar": "grammar is not supported by this server; send guided_grammar",
+    "json_schema": "json_schema is not supported by this server; send response_format or guided_json",
+    "stop_regex": "stop_regex is not supported by this server; send stop",
+    "n_predict": "n_predict is not supported by this server; send max_tokens",
+    "max_new_tokens": "max_new_tokens is not supported by this server; send max_tokens",
     "guided_whitespace_pattern": "guided_whitespace_pattern is not supported: JSON is written on one line",
 }
 """Unsupported fields and the error message of each. They would change the answer, so they are refused unless their
@@ -59,6 +66,7 @@ class CommonFields(BaseModel):
     stream_options: StreamOptions | None = None
     n: Whole | None = None
     max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
     min_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -100,7 +108,8 @@ class CommonFields(BaseModel):
         """Raises `InvalidRequest` naming the first field that is known but not supported."""
         for name, why in REFUSED_FIELDS.items():
             self._refuse(name, bool((self.model_extra or {}).get(name)), why)
-        self._refuse("best_of", (self.best_of or 1) > (self.n or 1), "best_of is not supported by this server; use n")
+        more = self.best_of is not None and self.best_of > (1 if self.n is None else self.n)
+        self._refuse("best_of", more, "best_of is not supported by this server; use n")
         self._refuse("modalities", self.modalities not in (None, [], ["text"]), "only the modality text is supported")
         why = "prompt_logprobs is only allowed when stream is false; /v1/completions streams them with echo"
         self._refuse("prompt_logprobs", self.prompt_logprobs is not None and bool(self.stream), why)
@@ -127,6 +136,11 @@ class CommonFields(BaseModel):
         return fields
 
     @property
+    def limit(self) -> int | None:
+        """The length of the answer that is asked for, under either of its names."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -144,7 +158,6 @@ class ChatFields(CommonFields):
     parallel_tool_calls: bool | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
     add_generation_prompt: bool | None = None
@@ -168,8 +181,7 @@ class ChatFields(CommonFields):
         if self.add_generation_prompt is False:
             raise InvalidRequest("add_generation_prompt=false is not supported", param="add_generation_prompt")
         fields = self.sampling_fields(defaults)
-        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        fields["max_tokens"] = limit
+        fields["max_tokens"] = self.limit
         fields["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
         try:
             return SamplingParams(**fields)
@@ -190,8 +202,8 @@ class CompletionFields(CommonFields):
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Raises `InvalidRequest` naming the field."""
         fields = self.sampling_fields(defaults)
-        if self.max_tokens is not None:
-            fields["max_tokens"] = self.max_tokens + self.only_echo  # `only_echo`: one hidden token
+        if self.limit is not None:
+            fields["max_tokens"] = self.limit + self.only_echo  # `only_echo`: one hidden token
         if self.echo and self.logprobs is not None:
             fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         return SamplingParams(**fields, logprobs=self.logprobs)
@@ -199,7 +211,7 @@ class CompletionFields(CommonFields):
     @property
     def only_echo(self) -> bool:
         """Whether the answer is the prompt and nothing else."""
-        return bool(self.echo) and self.max_tokens == 0
+        return bool(self.echo) and self.limit == 0
 
 
 class TokenizeFields(BaseModel):

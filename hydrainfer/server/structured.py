@@ -56,7 +56,8 @@ def _of_format(response_format: Mapping[str, Any]) -> Grammar | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return _ANY_OBJECT
+        schema = response_format.get("schema")  # a form of llama.cpp
+        return _ANY_OBJECT if schema is None else json_grammar(schema, "response_format")
     if kind != "json_schema":
         raise InvalidRequest(
             "response_format.type must be text, json_object or json_schema",

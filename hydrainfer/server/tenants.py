@@ -24,7 +24,7 @@ from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
-from hydrainfer.config import read_yaml
+from hydrainfer.config import check_known, read_yaml
 from hydrainfer.core import ConfigError, InvalidRequest, Overloaded, Share, Unauthorized
 from hydrainfer.core.request import MAX_PRIORITY
 from hydrainfer.server.queues import LATEST_TURN_S
@@ -57,6 +57,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"{whose}\0{own or ''}" if whose or own else ""
 
 
+_FIELDS = [field for field in Tenant.__struct_fields__ if field != "name"]
 _EVERYBODY = Tenant(keys=(), share_cache=True)
 
 
@@ -64,6 +65,13 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
     """The tenants of a file, by the hashes of their keys. Raises `ConfigError`."""
     by_key: dict[str, Tenant] = {}
     for name, entry in read_yaml(path).items():
+        where = f"{path}, tenant {name}"
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{where}: must hold keys and limits, such as `keys: [sha256:…]`", param="tenants")
+        for key in entry:
+            check_known(key, _FIELDS, where)
+        if "keys" in entry and not entry["keys"]:
+            raise ConfigError(f"{where}: keys must hold at least one key", param="tenants")
         try:
             tenant = msgspec.convert({"top_priority": 0, **entry, "name": str(name)}, Tenant)
             if not tenant.name or "\0" in tenant.name:
@@ -74,7 +82,7 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
                 if "sha256" in str(e)
                 else ""
             )
-            raise ConfigError(f"{path}, tenant {name}: {e}{hint}", param="tenants") from None
+            raise ConfigError(f"{where}: {e}{hint}", param="tenants") from None
         for key in tenant.keys:
             if key in by_key:
                 raise ConfigError(f"{path}: {name} and {by_key[key].name} have the same key", param="tenants")

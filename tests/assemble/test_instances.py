@@ -29,3 +29,17 @@ def test_blocks_of_other_sizes(checkpoint, other, monkeypatch):
     with pytest.raises(ConfigError, match=r"instance D0 cannot join: blocks of its cache '\w+' have \d+ bytes.*--elas"):
         start_instance(ServeConfig(model=checkpoint, **layout))
     assert memories([os.getpid()]) == (set(), set()), "what the refused one had is given back"
+
+
+def test_facts_that_differ_name_their_instances():
+    facts = {
+        "E0": {"threads": 1, "image_cache_gib": 0.5, "matrix_products": "a\nb"},
+        "D0": {"threads": 1, "kv_cache_gib": 0.1, "matrix_products": "c\nd", "kv_tokens": 9},
+        "D1": {"threads": 1, "kv_cache_gib": 0.1, "matrix_products": "c\nd", "kv_tokens": 9},
+    }
+    assert instances._together(facts) == {
+        "threads": "1 for each of 3 instances",
+        "image_cache_gib": "0.5",
+        "kv_cache_gib": "0.1 for each of 2 instances",
+        "matrix_products": "D0, D1: c\nd\nE0: a\nb",
+    }

@@ -57,7 +57,8 @@ def test_a_file_says_all_that_an_instance_gets(tmp_path):
         ("instances: [EPD]", r"instance 1: must hold keys and values"),
         ("instances: []", r"must have a list `instances`"),
         ("- role: EPD", r"must hold keys and values"),
-        ("instances: [", r"is not valid YAML"),
+        ("instances: [", r"is not valid YAML: line 1: "),
+        ("instances:\n- role: EPD\n  count: 2\n - x", r"is not valid YAML: line 4: "),
     ],
 )
 def test_a_wrong_file_says_so_in_one_line(tmp_path, text, message):

@@ -23,6 +23,7 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
     ("flags", "message"),
     [
         ({"modle": "x"}, "unknown option 'modle'.*did you mean model"),
+        ({"tensor_parallel_size": 2}, "unknown option 'tensor_parallel_size' .flag.; `hydrainfer serve --help` lists"),
         ({"model": "x", "port": 70000}, "port .flag.: must be a whole number up to 65535, got 70000"),
         ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, emulated, got 'tpu'"),
         (

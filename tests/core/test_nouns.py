@@ -58,6 +58,18 @@ def test_impossible_layouts_are_refused(text):
         ("logit_bias", ((1, 2.0),) * 1025),
         ("stop_token_ids", [5] * 1025),
         ("seed", 2**64),
+        ("temperature", "x"),
+        ("top_p", None),
+        ("max_tokens", 2.5),
+        ("n", "2"),
+        ("stop", 5),
+        ("stop", (5,)),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", ("5",)),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {5: "x"}),
+        ("logit_bias", (5,)),
+        ("logit_bias", 5),
     ],
 )
 def test_sampling_values_out_of_range_name_their_field(field, value):
@@ -66,8 +78,10 @@ def test_sampling_values_out_of_range_name_their_field(field, value):
     assert e.value.param == field
 
 
-def test_one_stop_string_is_a_list_of_one():
-    assert SamplingParams(stop="END").stop == ("END",)
+def test_the_forms_of_other_libraries():
+    assert SamplingParams(stop="END").stop == ("END",) and SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(logit_bias={5: 1.0, 6: -2}).logit_bias == ((5, 1.0), (6, -2))
+    assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None) == SamplingParams()
 
 
 def test_random_numbers_depend_on_each_argument_and_are_uniform():

@@ -337,7 +337,7 @@ def test_a_wrong_prompt_says_what_is_wrong(wrong, says):
 
 def test_ids_in_sampling_must_exist(processor):
     for fields in ({"stop_token_ids": (9999,)}, {"logit_bias": ((2048, 1.0),)}):
-        with pytest.raises(InvalidRequest, match="0 to 2047"):
+        with pytest.raises(InvalidRequest, match=f"{next(iter(fields))} takes token ids from 0 to 2047"):
             processor.complete("r", "a", SamplingParams(**fields))
 
 
@@ -361,6 +361,9 @@ def test_local_pictures_are_for_python_callers_only(processor, store, tmp_path):
             store.release(ref)
         with pytest.raises(InvalidRequest, match="not supported"):
             parse_messages(messages)
+    for name, url in (("image", "https://example.com/p.png"), ("video", "data:video/mp4;base64,AA")):
+        with pytest.raises(InvalidRequest, match=f'send a URL as ."type": "{name}_url"'):
+            parse_messages([user({"type": name, name: url})], local=True)
     with pytest.raises(InvalidRequest, match="cannot read"):
         processor.chat(
             "r", parse_messages([user({"type": "image", "image": "/nowhere"})], local=True), SamplingParams()

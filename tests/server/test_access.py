@@ -85,6 +85,14 @@ def test_probes_are_silent_and_odd_paths_stay_one_line(server, lines):
     assert "GET /a%0ab%20c 404 " in line
 
 
+def test_probes_are_silent_behind_a_proxy(start, lines):
+    server = start(root_path="/hydra")
+    for path in ("/hydra/health", "/health", "/hydra/metrics", "/hydra/version"):
+        assert server.http.get(path).status_code == 200
+    (line,) = lines(1)
+    assert "GET /version 200 " in line
+
+
 def test_errors_within_a_stream_are_in_the_log(start, lines):
     server = start(step_s=0.05)
     with server.http.stream("POST", "/v1/chat/completions", json={"messages": HI, "stream": True}) as response:

@@ -108,6 +108,13 @@ REFUSED = {
     "echo": True,
     "suffix": "x",
     "use_beam_search": True,
+    "regex": "a+",
+    "ebnf": 'root ::= "a"',
+    "grammar": 'root ::= "a"',
+    "json_schema": {"type": "object"},
+    "stop_regex": "a+",
+    "n_predict": 5,
+    "max_new_tokens": 5,
 }
 
 
@@ -135,6 +142,19 @@ def test_unknown_and_harmless_fields_are_ignored(server):
     }
     neutral = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "echo": False, "best_of": 1}
     assert server.chat(**harmless, **neutral, temperature=None, stop=None, logit_bias=None).status_code == 200
+
+
+def test_either_name_of_the_limit_and_a_wrong_n(server):
+    for path, ask in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ):
+        done = server.post(path, **ask, max_completion_tokens=3, max_tokens=9, ignore_eos=True).json()
+        assert done["usage"]["completion_tokens"] == 3
+        assert error(server.post(path, **ask, n=-1), 400)["param"] == "n"
+    for name in ("stop_token_ids", "logit_bias"):
+        given = {"stop_token_ids": [99_999], "logit_bias": {"99999": 1}}[name]
+        assert error(server.chat(**{name: given}), 400)["message"].startswith(f"{name} takes token ids")
 
 
 def test_model_and_path(server):

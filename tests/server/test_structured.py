@@ -26,6 +26,7 @@ def error(response, status=400):
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Grammar("json", '{"type":"object"}')),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, Grammar("json", TEXT)),
         (
             {
                 "response_format": {

@@ -53,7 +53,7 @@ def test_tls_and_prefix_and_template(certificate, tmp_path):
     ("options", "why"),
     [
         ({"ssl_keyfile": "key.pem"}, "need ssl_certfile"),
-        ({"ssl_certfile": "nowhere.pem"}, "nowhere.pem"),
+        ({"ssl_certfile": "nowhere.pem"}, "--ssl-certfile: cannot read .*nowhere.pem: No such file"),
         ({"chat_template": "nowhere.jinja"}, "nowhere.jinja"),
     ],
 )
@@ -62,7 +62,22 @@ def test_mistakes_are_found_at_start(options, why):
         pass
 
 
+def test_swapped_and_missing_tls_files_are_named(certificate):
+    cert, key = map(str, certificate)
+    for files, why in (
+        (
+            {"ssl_certfile": key, "ssl_keyfile": cert},
+            f"--ssl-certfile: {key} holds no certificate.*, but a private key",
+        ),
+        ({"ssl_certfile": cert}, f"--ssl-keyfile: {cert} holds no private key"),
+        ({"ssl_certfile": cert, "ssl_keyfile": "no.pem"}, "--ssl-keyfile: cannot read no.pem"),
+        ({"ssl_certfile": cert, "ssl_keyfile": key, "ssl_ca_certs": key}, "--ssl-ca-certs: .* holds no certificate"),
+    ):
+        with pytest.raises(ConfigError, match=why), serving(**files):
+            pass
+
+
 def test_a_prefix_begins_with_a_slash():
     for wrong in ("hydra", "/hydra/", "/a?b"):
-        with pytest.raises(ConfigError, match="root_path"):
+        with pytest.raises(ConfigError, match=r"root_path .flag.: must be a path that begins with /"):
             load({"root_path": wrong})

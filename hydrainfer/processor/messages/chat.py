@@ -168,11 +168,19 @@ def _parse_part(part: object, where: str, local: bool) -> ContentPart:
     raise InvalidRequest(f"{where}: {known} not supported; send text, image_url or video_url", param=f"{where}.type")
 
 
+def check_path(source: str, where: str, instead: str) -> None:
+    """Raises `InvalidRequest` if `source` is a URL rather than a path."""
+    if source.startswith(("http://", "https://", "data:", "file://")):
+        said = f'send a URL as {{"type": "{instead}", "{instead}": {{"url": …}}}}'
+        raise InvalidRequest(f"{where}: this is taken for a path; {said}", param=where)
+
+
 def local_image(source: object, where: str) -> bytes | Path | Image.Image:
     """A picture given by a Python caller. Raises `InvalidRequest`."""
     if isinstance(source, bytes | Path | Image.Image):
         return source
     if isinstance(source, str):
+        check_path(source, where, "image_url")
         return Path(source)
     if isinstance(source, io.IOBase):
         return source.read()
@@ -189,6 +197,7 @@ def local_video(part: Mapping, where: str) -> VideoPart:
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= 1000:
         raise InvalidRequest(f"{where}.fps must be a number over 0 and at most 1000", param=f"{where}.fps")
     if isinstance(source, str):
+        check_path(source, where, "video_url")
         source = Path(source)
     if isinstance(source, io.IOBase):
         source = source.read()

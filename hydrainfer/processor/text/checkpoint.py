@@ -76,14 +76,15 @@ def load_description(
     *,
     max_context: int | None = None,
     chat_template: str | None = None,
+    template_name: str | None = None,
     tool_calls: str = "auto",
     reasoning: str = "auto",
     parsed: ParsedConfig | None = None,
 ) -> ModelDescription:
     """The description of a checkpoint directory. `max_context` lowers the context length; `chat_template` replaces the
-    checkpoint's; `tool_calls`: the format of tool calls (a name of `FORMATS`), or "auto" to derive it from the
-    template; `reasoning`: likewise for the reasoning (a name of `REASONING`, or "none"); `parsed`: the configuration,
-    if it has been read already.
+    checkpoint's, and `template_name` is its name in messages; `tool_calls`: the format of tool calls (a name of
+    `FORMATS`), or "auto" to derive it from the template; `reasoning`: likewise for the reasoning (a name of
+    `REASONING`, or "none"); `parsed`: the configuration, if it has been read already.
 
     Raises `CheckpointError`, one line that says what is missing or unsupported.
     """
@@ -99,6 +100,7 @@ def load_description(
         raise CheckpointError(f"{path / 'tokenizer.json'}: cannot stream text of this tokenizer ({e})") from None
     images = _image_input(path, config, tokenizer)
     source = next((s for s in (chat_template, written, _default(tokenizer.chat_template)) if s is not None), None)
+    name = template_name if template_name and source is chat_template else f"the chat template of {path}"
     limit = config.text.context
     if max_context and max_context > limit:
         raise CheckpointError(f"a context length of {max_context} was asked for, but the model has {limit} positions")
@@ -106,7 +108,7 @@ def load_description(
         path=path,
         tokenizer=backend,
         vocabulary=vocabulary,
-        template=_template(tokenizer, source, images, tool_calls, reasoning) if source else None,
+        template=_template(tokenizer, source, images, tool_calls, reasoning, name) if source else None,
         images=images,
         bos=tokenizer.bos_token,
         eos_ids=_eos_ids(generation, getattr(hf, "text_config", hf), tokenizer),
@@ -115,10 +117,12 @@ def load_description(
     )
 
 
-def _template(tokenizer: Any, source: str, images: ImageInput | None, tool_calls: str, reasoning: str) -> ChatTemplate:
+def _template(
+    tokenizer: Any, source: str, images: ImageInput | None, tool_calls: str, reasoning: str, name: str
+) -> ChatTemplate:
     picture = (images.mark or images.placeholder) if images else None
     video = images.video.placeholder if images and images.video else None
-    return ChatTemplate(tokenizer, source, picture, video, FORMATS.get(tool_calls), reasoning)
+    return ChatTemplate(tokenizer, source, picture, video, FORMATS.get(tool_calls), reasoning, name)
 
 
 def _load_tokenizer(path: Path, hf: Any) -> Any:

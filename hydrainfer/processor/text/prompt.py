@@ -126,10 +126,11 @@ def resolve_max_tokens(n_prompt: int, asked: int | None, model: ModelDescription
     if n_prompt == 0:
         raise InvalidRequest(f"{param} is empty: there is nothing to continue", param=param)
     if n_prompt + (asked or 1) > limit:
-        detail = f"{n_prompt} in the {param}, {asked} in the completion" if asked else f"{n_prompt} in the {param}"
+        rest = f", {asked} in the completion" if asked else " and 1 for the answer"
         raise InvalidRequest(
             f"This model's maximum context length is {limit} tokens. However, you requested "
-            f"{n_prompt + (asked or 1)} tokens ({detail}). Please reduce the length of the {param} or completion.",
+            f"{n_prompt + (asked or 1)} tokens ({n_prompt} in the {param}{rest}). "
+            f"Please reduce the length of the {param} or completion.",
             param=param,
             code="context_length_exceeded",
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, TemplateError, meta
+from jinja2 import Environment, TemplateError, TemplateSyntaxError, meta
 
 from hydrainfer.core import CheckpointError, InvalidRequest
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart
@@ -32,10 +33,11 @@ class ChatTemplate:
         video: str | None = None,
         tool_format: ToolFormat | None = None,
         reasoning: str = "auto",
+        name: str = "the chat template",
     ) -> None:
         """`tokenizer`: the tokenizer of transformers, for its sandbox and special tokens. `image`, `video`: the
         placeholders. `tool_format`, `reasoning` (a name of `REASONING` or "none"): replace what the template shows.
-        Raises `CheckpointError`."""
+        `name`: of the template, for messages. Raises `CheckpointError`."""
         self._tokenizer = tokenizer
         self._source = source
         self._ours = {
@@ -43,11 +45,13 @@ class ChatTemplate:
             *inspect.signature(tokenizer.apply_chat_template).parameters,
             *tokenizer.special_tokens_map,
         }
-        self._variables = _variables(source) - self._ours
+        self._variables = _variables(source, name) - self._ours
         self._placeholders = {ImagePart: image or "", VideoPart: video or ""}
-        self.takes_parts = self._echoes([{"type": "text", "text": _PROBE}])
-        if not self.takes_parts and not self._echoes(_PROBE):
-            raise CheckpointError("the chat template renders neither text nor parts of a user message")
+        failures: list[str] = []
+        self.takes_parts = self._echoes([{"type": "text", "text": _PROBE}], failures)
+        if not self.takes_parts and not self._echoes(_PROBE, failures):
+            said = f"{name} renders neither text nor parts of a user message"
+            raise CheckpointError("; ".join([said, *failures[-1:]]))
         self.takes_tools = self._shows_tools()
         self.tools = tool_format or format_of(source)
         named = (f for f in REASONING.values() if f.closing in source)
@@ -126,18 +130,30 @@ class ChatTemplate:
             return False
         return _PROBE in text
 
-    def _echoes(self, content: Any) -> bool:
+    def _echoes(self, content: Any, failures: list[str]) -> bool:
+        """Whether the text of this content is rendered. If rendering fails, `failures` gets the reason."""
         try:
             text = self._render([{"role": "user", "content": content}])
-        except Exception:
+        except Exception as e:
+            failures.append(f"line {_line(e)}: {_short(e)}")
             return False
         return _PROBE in text and "'type'" not in text and '"type"' not in text
 
 
-def _variables(source: str) -> set[str]:
-    """The names of variables that a template reads and does not set."""
+def _line(e: Exception) -> int | str:
+    """The template's line in which the exception was raised."""
+    frames = traceback.extract_tb(e.__traceback__)
+    return next((f.lineno or "?" for f in reversed(frames) if f.filename == "<template>"), "?")
+
+
+def _short(e: Exception) -> str:
+    return " ".join(str(e).split())[:200] or type(e).__name__
+
+
+def _variables(source: str, name: str) -> set[str]:
+    """The names of variables that a template reads and does not set. Raises `CheckpointError` for a syntax error."""
     try:
         environment = Environment(extensions=["jinja2.ext.loopcontrols"])
         return meta.find_undeclared_variables(environment.parse(_TRACKED.sub("", source)))
-    except TemplateError:  # a broken template; the probes report it
-        return set()
+    except TemplateSyntaxError as e:
+        raise CheckpointError(f"{name}, line {e.lineno}: {_short(e)}") from None

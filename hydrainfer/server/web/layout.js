@@ -32,7 +32,7 @@ function cache(kind, { total, leased, reusable }) {
     level.append(part);
   }
   row.title = `${leased} of ${total} blocks in use, ${reusable} kept for reuse`;
-  row.append(make("span", "", kind), level, make("span", "number", `${leased} / ${total}`));
+  row.append(make("span", "", kind), level, make("span", "number", `${leased} used, ${reusable} kept, of ${total}`));
   return row;
 }
 

@@ -83,10 +83,13 @@ async def run_load(
     warm-up does not overlap the measured window. Bodies (pictures included) are made before anything is sent, so peak
     memory grows with the workload. `on_record` gets each measured request as it ends. Raises `ConfigError`, but never
     for what the server does."""
+    stop = Stop() if stop is None else stop
+    if stop.came:
+        n_unsent = max(len(chats) - n_warmup, 0)
+        return LoadResult(arrivals=arrivals, seed=seed, records=(), warmup=(), n_unsent=n_unsent, stopped=stop.reason)
     if not 0 <= n_warmup < len(chats):
         raise ConfigError(f"of {len(chats)} requests, {n_warmup} cannot be warm-up", param="n_warmup")
     bodies = [(options.body(chat, target.model), chat.max_tokens) for chat in chats]
-    stop = Stop() if stop is None else stop
     async with ChatClient(target, clock) as client:
         load = _Sender(client, stop, clock)
         warmup, _ = await load.run(bodies[:n_warmup], arrivals, seed + 1, None)

@@ -142,6 +142,8 @@ class Comparison:
                 if not mine.came and rate <= self._too_much.get(one.name, rate):
                     noise = Noise(process)
                     run = await session.at(self._load.at(rate), seed_of(self._plan.seed, round_, rank), round_)
+                    if run is None:
+                        break
                     self._runs.append(msgspec.structs.replace(run, others_cores=noise.others_cores()))
                     if session.series is not None:
                         self._series.append((one.name, rate, session.series))

@@ -19,10 +19,12 @@ from hydrainfer.workload.sources import (
     BodyOptions,
     ChatRequest,
     Closed,
+    DrawingStopped,
     Poisson,
     Replay,
     Workload,
     encoded,
+    encoded_aside,
     label,
 )
 
@@ -53,6 +55,9 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 class Watcher(Protocol):
     """An observer of the progress of a load."""
 
+    def draws(self, n: int) -> None:
+        """`n` pictures are drawn before the load begins."""
+
     def begins(self, server: str, what: str, n: int) -> None: ...
     def record(self, record: RequestRecord) -> None: ...
     def ended(self, server: str, run: Run | None) -> None:
@@ -70,12 +75,27 @@ class Traffic:
     def of(self, n: int, seed: int) -> list[ChatRequest]:
         """`n` requests for a seed. Raises `ConfigError`."""
         if (n, seed) not in self._kept:
-            chats = encoded(self.workload.chats(n, seed, self.like))
-            n_bytes = sum(len(url) for url in {p.data_url() for chat in chats for p in chat.shown})
-            while self._kept and n_bytes + sum(size for size, _ in self._kept.values()) > self._max_bytes:
-                del self._kept[next(iter(self._kept))]
-            self._kept[n, seed] = n_bytes, chats
+            self._keep(n, seed, encoded(self.workload.chats(n, seed, self.like)))
         return self._kept[n, seed][1]
+
+    async def ready(
+        self, n: int, seed: int, given_up: Callable[[], bool], say: Callable[[int], None]
+    ) -> list[ChatRequest]:
+        """The same as `of`, made without blocking the event loop; none if `given_up` returns True before they are
+        drawn. `say` gets the number of pictures to draw, if there are many."""
+        if (n, seed) not in self._kept:
+            try:
+                chats = await encoded_aside(self.workload.chats(n, seed, self.like), given_up, say)
+            except DrawingStopped:
+                return []
+            self._keep(n, seed, chats)
+        return self._kept[n, seed][1]
+
+    def _keep(self, n: int, seed: int, chats: list[ChatRequest]) -> None:
+        n_bytes = sum(len(url) for url in {p.data_url() for chat in chats for p in chat.shown})
+        while self._kept and n_bytes + sum(size for size, _ in self._kept.values()) > self._max_bytes:
+            del self._kept[next(iter(self._kept))]
+        self._kept[n, seed] = n_bytes, chats
 
 
 class Session:
@@ -105,10 +125,11 @@ class Session:
         target = msgspec.structs.replace(self._target, timeout_s=self._effort.timeout_s)
         self._target, self._options, self.facts = await probe(target, clock=self._clock)
         n = self._effort.unloaded + self._effort.warmup
+        chats = await self._traffic.ready(n, seed, lambda: self.stop.came, self._watch.draws)
         self._watch.begins(self.name, "one at a time", self._effort.unloaded)
         result = await run_load(
             self._target,
-            self._traffic.of(n, seed),
+            chats,
             Closed(1),
             n_warmup=self._effort.warmup,
             options=self._options,
@@ -123,12 +144,21 @@ class Session:
             why = self.unloaded.failure_examples[0].message if self.unloaded.failure_examples else "no answer"
             raise ConfigError(f"{self.name} failed every request of the workload, one at a time: {why}")
 
-    async def at(self, arrivals: Arrivals, seed: int, round_: int = 0, times: int = 1) -> Run:
-        """Run one load, `times` as long as usual. If there is an SLO, `series` is that of the latest load."""
+    async def at(
+        self, arrivals: Arrivals, seed: int, round_: int = 0, times: int = 1, last_s: float = math.inf
+    ) -> Run | None:
+        """Run one load, `times` as long as usual. If there is an SLO, `series` is that of the latest load. Returns None
+        if its pictures are not drawn when the session is stopped, or at the time `last_s`."""
         rate = getattr(arrivals, "rate_per_s", None)
         fixed = rate is None or isinstance(arrivals, Replay)
         n = times * (self._effort.requests if fixed else self._effort.n_at(rate or 0.0))
-        chats = self._traffic.of(n, seed)
+
+        def given_up() -> bool:
+            return self.stop.came or self._clock() > last_s
+
+        chats = await self._traffic.ready(n, seed, given_up, self._watch.draws)
+        if not chats:
+            return None
         self._watch.begins(self.name, label(arrivals), n)
         result = await run_load(
             self._target,
@@ -166,10 +196,14 @@ class Session:
         end_s, cut_short = self._clock() + limit_s, ""
         while not self.stop.came and (ask := search.next()) is not None:
             rate = ask.rate
-            if runs and self._clock() + ask.times * self._effort.n_at(rate) / rate > end_s:
-                cut_short = f"the search ended after {limit_s / 60:g} minutes (--search-minutes)"
+            last_s = end_s - ask.times * self._effort.n_at(rate) / rate if runs else math.inf
+            run = None
+            if self._clock() <= last_s:
+                run = await self.at(at(rate), seed + len(runs), times=ask.times, last_s=last_s)
+            if run is None:
+                late = not self.stop.came
+                cut_short = f"the search ended after {limit_s / 60:g} minutes (--search-minutes)" if late else ""
                 break
-            run = await self.at(at(rate), seed + len(runs), times=ask.times)
             runs.append(run)
             if self.stop.came:  # a partial run would be judged as a whole one
                 break

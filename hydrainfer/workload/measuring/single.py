@@ -104,7 +104,8 @@ async def bench(
     stop = Stop(DEAD_AFTER) if stop is None else stop
     fixed = asked.load.fixed()
     if not fixed and asked.slo is None:
-        raise ConfigError("give one of --goodput ttft:250 tpot:40 (ms), --slo, --rate or --concurrency")
+        wanted = "one of --goodput ttft:250 tpot:40 (ms), --slo, --rate or --concurrency"
+        raise ConfigError(f"give {wanted}; the server is {target.base_url}")
     traffic = Traffic(asked.workload, asked.like)
     session = Session(asked.name, target, traffic, asked.slo, asked.effort, stop, watch, clock)
     runs: list[Run] = []
@@ -116,7 +117,8 @@ async def bench(
         for round_ in range(asked.runs):
             for rank, arrivals in enumerate(fixed):
                 if not stop.came:
-                    runs.append(await session.at(arrivals, seed_of(asked.seed, round_, rank), round_))
+                    run = await session.at(arrivals, seed_of(asked.seed, round_, rank), round_)
+                    runs += [run] if run is not None else []
         if not fixed and not stop.came and not why_not:
             load = asked.load
             search = Search(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -11,7 +12,7 @@ from hydrainfer.workload.client import Endpoint, Failure, FailureKind, RequestRe
 from hydrainfer.workload.measuring.session import DEAD_AFTER, Watcher
 from hydrainfer.workload.measuring.single import until_interrupted
 from hydrainfer.workload.results import now
-from hydrainfer.workload.sources import BodyOptions, ChatRequest, Closed, Recording, encoded
+from hydrainfer.workload.sources import BodyOptions, ChatRequest, Closed, DrawingStopped, Recording, encoded_aside
 
 _REFUSED = (400, 422)
 
@@ -40,7 +41,7 @@ async def first_pass(
     target, options, facts = await probe(target)
     options = msgspec.structs.replace(options, ignore_eos=False, timings=False)
     stop, ended = Stop(DEAD_AFTER), dict[int, RequestRecord]()
-    asked = encoded(msgspec.structs.replace(chat, max_tokens=max_tokens) for chat in chats)
+    asked: list[ChatRequest] = []
 
     async def ask(which: Sequence[int], what: str, options: BodyOptions) -> None:
         watch.begins(facts.model, what, len(which))
@@ -49,7 +50,9 @@ async def first_pass(
         ended.update((which[r.index], r) for r in result.records)
         watch.ended(facts.model, None)
 
-    with until_interrupted(stop):
+    with until_interrupted(stop), suppress(DrawingStopped):
+        limited = [msgspec.structs.replace(chat, max_tokens=max_tokens) for chat in chats]
+        asked += await encoded_aside(limited, lambda: stop.came, watch.draws)
         await ask(range(len(chats)), "first pass", options)
         again = [i for i, r in ended.items() if r.failure is not None and r.failure.status in _REFUSED]
         if again and not stop.came:

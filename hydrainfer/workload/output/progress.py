@@ -39,6 +39,9 @@ class Shown:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.stop()
 
+    def draws(self, n: int) -> None:
+        self._console.print(f"drawing {n} pictures", highlight=False)
+
     def begins(self, server: str, what: str, n: int) -> None:
         self._n = self._n_ok = self._n_met = 0
         self._start_s = time.perf_counter()

@@ -69,7 +69,7 @@ def _unsettled(result: BenchResult) -> Iterator[str]:
             why = (
                 "a queue grew until the end: the server does not carry this rate"
                 if a.grows
-                else f"undecided, as its queues need about {a.n_wanted} requests to show what they come to"
+                else f"{a.met.n} requests are too few to judge this rate; use --requests {a.n_wanted} or more"
             )
             yield f"{run.server} at {run.arrivals}: {why}."
 

@@ -14,10 +14,10 @@ from hydrainfer.workload.sources.arrivals import (
     due_times_s,
     label,
 )
-from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, distinct_chats, encoded
+from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, distinct_chats, encoded, encoded_aside
 from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
 from hydrainfer.workload.sources.dialogues import Dialogues
-from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, FilePicture, draw_picture
+from hydrainfer.workload.sources.pictures import DrawingStopped, DrawnPicture, EncodedPicture, FilePicture, draw_picture
 from hydrainfer.workload.sources.recorded import Recording, read_recording, write_recording
 from hydrainfer.workload.sources.spec import DEFAULT, Workload, read_workload
 from hydrainfer.workload.sources.spread import Spread
@@ -32,6 +32,7 @@ __all__ = [
     "Closed",
     "Constant",
     "Dialogues",
+    "DrawingStopped",
     "DrawnPicture",
     "EncodedPicture",
     "FilePicture",
@@ -46,6 +47,7 @@ __all__ = [
     "draw_picture",
     "due_times_s",
     "encoded",
+    "encoded_aside",
     "label",
     "read_arrivals",
     "read_recording",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 import orjson
 
-from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, SentPicture, data_urls
+from hydrainfer.workload.sources.pictures import MANY, DrawnPicture, EncodedPicture, SentPicture, data_urls
 
 QUESTIONS = (
     "What is shown in this picture?",
@@ -92,12 +93,12 @@ def _content(said: ChatRequest | Said) -> list[dict[str, Any]]:
     return [*pictures, {"type": "text", "text": said.text}]
 
 
-def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
+def encoded(chats: Iterable[ChatRequest], given_up: Callable[[], bool] = lambda: False) -> list[ChatRequest]:
     """The same requests with their pictures drawn or read once, so that sending them again costs nothing more. Raises
-    `ConfigError`."""
+    what `data_urls` raises."""
     chats = list(chats)
     shown: list[SentPicture] = list(dict.fromkeys(p for chat in chats for p in chat.shown))
-    known = dict(zip(shown, map(EncodedPicture, data_urls(shown))))
+    known = dict(zip(shown, map(EncodedPicture, data_urls(shown, given_up))))
 
     def of(pictures: Sequence[SentPicture]) -> tuple[SentPicture, ...]:
         return tuple(known[p] for p in pictures)
@@ -106,6 +107,18 @@ def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
         return tuple(msgspec.structs.replace(said, pictures=of(said.pictures)) for said in chat.before)
 
     return [msgspec.structs.replace(c, pictures=of(c.pictures), before=before(c)) for c in chats]
+
+
+async def encoded_aside(
+    chats: Sequence[ChatRequest], given_up: Callable[[], bool], say: Callable[[int], None]
+) -> list[ChatRequest]:
+    """As `encoded`. If there are many pictures to draw, `say` gets their number, and a thread draws them while the
+    event loop goes on. Raises what `data_urls` raises."""
+    n_drawn = len({p for chat in chats for p in chat.shown if isinstance(p, DrawnPicture)})
+    if n_drawn < MANY:
+        return encoded(chats)
+    say(n_drawn)
+    return await asyncio.to_thread(encoded, chats, given_up)
 
 
 def distinct_chats(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,8 @@ from hydrainfer.core import ConfigError
 from hydrainfer.processes import processes
 
 _NOISE = np.float32(20 * 3**0.5 / 255)  # per value of a random byte: a standard deviation of 10
-_MANY = 64  # from this many on, drawing them in several processes pays off
+MANY = 64
+"""From this many pictures on, drawing them in several processes pays off."""
 _MEDIA_TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -74,16 +75,27 @@ class EncodedPicture(msgspec.Struct, frozen=True, tag="encoded"):
 SentPicture = DrawnPicture | FilePicture | EncodedPicture
 
 
-def data_urls(pictures: Sequence[SentPicture]) -> list[str]:
-    """The pictures as `data:` URLs. Many are drawn by one process per core or, if a signal ends those, by this process.
-    Raises `ConfigError`."""
-    if sum(isinstance(p, DrawnPicture) for p in pictures) < _MANY:
+class DrawingStopped(Exception):
+    """The pictures were not all drawn, because `given_up` returned True."""
+
+
+def data_urls(pictures: Sequence[SentPicture], given_up: Callable[[], bool] = lambda: False) -> list[str]:
+    """The pictures as `data:` URLs. Many are drawn by one process per core or, if those die, by this process. Raises
+    `DrawingStopped` soon after `given_up` returns True, or `ConfigError`."""
+    if sum(isinstance(p, DrawnPicture) for p in pictures) < MANY:
         return [p.data_url() for p in pictures]
     try:
         with processes(len(os.sched_getaffinity(0)), preload=[__name__]) as pool:
-            return list(pool.map(_data_url_of, pictures, chunksize=8))
+            return list(_until(given_up, pool.map(_data_url_of, pictures, chunksize=8)))
     except BrokenProcessPool:
-        return [p.data_url() for p in pictures]
+        return list(_until(given_up, map(_data_url_of, pictures)))
+
+
+def _until(given_up: Callable[[], bool], urls: Iterable[str]) -> Iterator[str]:
+    for url in urls:
+        if given_up():
+            raise DrawingStopped
+        yield url
 
 
 def _data_url_of(picture: SentPicture) -> str:

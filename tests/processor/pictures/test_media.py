@@ -73,6 +73,17 @@ def test_a_truncated_picture_is_refused_without_the_decoders_words(kind, part):
     assert "0x" not in e.value.message and e.value.__cause__ is None and e.value.__suppress_context__
 
 
+def test_a_png_with_flipped_bytes_is_refused():
+    """Pillow decodes it: its decompressor may find nothing wrong."""
+    stored = io.BytesIO()
+    photo().save(stored, "PNG", compress_level=0)
+    for data in (encoded(photo(), "PNG"), stored.getvalue()):
+        at = data.index(b"IDAT") + (len(data) - data.index(b"IDAT")) // 2
+        assert decode_image(data, LIMITS).image.size == (64, 48)
+        with pytest.raises(MediaError, match="damaged or cut off"):
+            decode_image(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :], LIMITS)
+
+
 def test_random_damage_never_raises_anything_else():
     rng = np.random.default_rng(0)
     for kind in ("PNG", "JPEG", "WEBP", "GIF"):

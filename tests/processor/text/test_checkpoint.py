@@ -159,7 +159,18 @@ DAMAGE = {
         "chat_template.jinja",
     ),
     "other size": (lambda d: edit(d / "preprocessor_config.json", crop_size=28), "takes"),
-    "broken template": (lambda d: (d / "chat_template.jinja").write_text("{% if %}"), "chat template"),
+    "broken template": (
+        lambda d: (d / "chat_template.jinja").write_text("a\n{% if %}"),
+        r"the chat template of \S+, line 2: Expected an expression",
+    ),
+    "a template whose loop does not end": (
+        lambda d: (d / "chat_template.jinja").write_text("{% for m in messages %}\n"),
+        "line 1: Unexpected end of template",
+    ),
+    "a template that refuses every message": (
+        lambda d: (d / "chat_template.jinja").write_text("a\n{{ raise_exception('not me') }}"),
+        "renders neither text nor parts of a user message; line 2: not me",
+    ),
 }
 
 

@@ -38,6 +38,7 @@ FAST = Script(ttft_s=0.02, itl_s=0.01)
 class Quiet:
     """Shows no progress."""
 
+    def draws(self, n): ...
     def begins(self, server, what, n): ...
     def record(self, record): ...
     def ended(self, server, run): ...
@@ -271,6 +272,31 @@ def test_traffic_is_kept_as_long_as_there_is_room():
     for seed in range(2, 9):
         traffic.of(4, seed)
     assert traffic.of(4, 1) is not first and traffic.of(4, 1) == first
+
+
+@pytest.mark.multi
+def test_the_loop_goes_on_while_pictures_are_drawn():
+    """So Ctrl-C is noticed then, and ends the drawing."""
+    traffic = Traffic(Workload(dataset="small", picture_sizes=((40, 30, 1.0),)), None)
+    stop, said = [], []
+
+    async def main(seed):
+        drawing = asyncio.ensure_future(traffic.ready(64, seed, lambda: bool(stop), said.append))
+        n_turns = 0
+        while not drawing.done():
+            n_turns += 1
+            await asyncio.sleep(0.001)
+        return n_turns, drawing.result()
+
+    n_turns, chats = asyncio.run(main(1))
+    assert n_turns > 10 and said == [64] and chats == traffic.of(64, 1)
+    stop.append("Ctrl-C")
+    assert asyncio.run(main(2))[1] == [] and asyncio.run(main(1))[1] is chats and said == [64, 64]
+
+
+def test_a_session_that_is_stopped_before_a_load_has_no_run():
+    result, mock = run(FAST, LoadPlan(rates=(5.0, 20.0)), stop_at=0)
+    assert result.stopped and not result.runs and len(mock.served) <= 2
 
 
 def test_a_deployment_that_fails_does_not_end_a_comparison():
