@@ -18,8 +18,9 @@ from hydrainfer.ops.native import Kernels
 _SLICE_BYTES = 32 << 20
 """Weights are widened to float32 in slices of this size."""
 
-WAYS = ("native-cpu", "native-many", "onednn", "torch", "transposed", "widened")
-"""All ways; of two that are equally fast the first is taken."""
+WAYS = ("native-many", "native-cpu", "onednn", "torch", "transposed", "widened")
+"""All ways; of two that are equally fast the first is taken. "native-cpu" reads all rows again for every few columns,
+which takes longer if they are wider than those that are measured, and too many for a cache."""
 
 Linear = Callable[..., Tensor]
 
