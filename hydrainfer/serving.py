@@ -7,7 +7,6 @@ import errno
 import gc
 import json
 import logging
-import os
 import signal
 import socket
 import ssl
@@ -27,6 +26,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
+from hydrainfer.machine import n_cores
 from hydrainfer.server import (
     Connection,
     ServerSettings,
@@ -264,9 +264,10 @@ def _settle(loaded: Loaded, console: Console, instance: ServerParts) -> None:
     gc.freeze()  # loaded objects live until the end: keep them out of every later collection
     sys.setswitchinterval(_SWITCH_S)
     console.print(config_table(loaded, instance.facts))
-    n_cores = len(os.sched_getaffinity(0))
-    if (loaded.config.threads or 0) > n_cores:
-        said = f"--threads {loaded.config.threads}: more than the {n_cores} cores here, so threads wait for each other"
+    if (loaded.config.threads or 0) > n_cores():
+        said = (
+            f"--threads {loaded.config.threads}: more than the {n_cores()} cores here, so threads wait for each other"
+        )
         console.print(said, style="yellow", highlight=False)
 
 
