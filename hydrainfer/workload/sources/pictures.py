@@ -19,7 +19,7 @@ from hydrainfer.processes import processes
 
 _NOISE = np.float32(20 * 3**0.5 / 255)  # per value of a random byte: a standard deviation of 10
 MANY = 64
-"""From this many pictures on, drawing them in several processes pays off."""
+"""The number of pictures from which several processes draw them faster than one."""
 _MEDIA_TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
