@@ -10,8 +10,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from hydrainfer.ops.native import Kernels
 
 _log = logging.getLogger(__name__)
 _HOW_LONG = "ten seconds where the cores are free, else up to a minute"
+_KEPT_S = 30 * 86400.0
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno")
 
 
@@ -67,12 +69,26 @@ def _load(name: str, source: Path, compiler: str, flags: Mapping[str, Any]) -> t
     import tvm_ffi.cpp
 
     headers = tvm_ffi.libinfo.find_include_path()
-    target = cache_folder() / "kernels" / _key(source.parent, compiler, headers)
+    target = _build_folder(_key(source.parent, compiler, headers))
     kept = _kept(source.parent, target / "sources") / source.name
     if not (target / f"{name}.so").exists():
         _log.warning("compiling the kernels of %s, once for this environment: %s", source.parent.name, _HOW_LONG)
     with _ninja_on_path():
         return tvm_ffi.cpp.load(name, sources=str(kept), build_directory=str(target), **flags), target.name
+
+
+def _build_folder(key: str) -> Path:
+    """The folder of a build, which exists. Its time says when it was last used: builds that nobody used for long, of
+    earlier versions, are removed."""
+    folder = cache_folder() / "kernels" / key
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # another user's
+        os.utime(folder)
+    for other in folder.parent.iterdir():
+        with suppress(OSError):  # another process removes it, too
+            if time.time() - other.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(other)
+    return folder
 
 
 def _said(e: Exception) -> str:
@@ -93,7 +109,7 @@ def build_resampler() -> str:
     if folder is None or compiler is None:
         return ""
     try:
-        library = cache_folder() / "kernels" / _key(folder, compiler) / "resample.so"
+        library = _build_folder(_key(folder, compiler)) / "resample.so"
         if not library.exists():
             _compile(compiler, folder / "resample.cpp", library)
     except (OSError, subprocess.SubprocessError) as e:
@@ -106,7 +122,6 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
     part = library.with_suffix(f".{os.getpid()}")
     flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([compiler, *flags, source, "-o", part], check=True, capture_output=True, timeout=120)
         part.replace(library)
     finally:
@@ -116,7 +131,6 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 def _kept(folder: Path, copy: Path) -> Path:
     """A copy of the sources at a fixed place. Another path or modification time would cause another compilation."""
     if not copy.exists():
-        copy.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(dir=copy.parent))
         shutil.copytree(folder, part, dirs_exist_ok=True)
         try:

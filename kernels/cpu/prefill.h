@@ -10,7 +10,6 @@
 // processor has matrix tiles for T, they multiply; then V^T is stored by rows, too.
 #pragma once
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "simd.h"
@@ -23,6 +22,7 @@ constexpr int PANEL = 3, DEEP = 8;  // vectors of lanes and rows of a product th
 #else
 constexpr int PANEL = 3, DEEP = 4;
 #endif
+constexpr float UNSEEN = -1e30f, LEAST = -1e20f;  // a masked score, and one below all others, to which it weighs nothing
 constexpr int64_t KEYS = 96;  // of a tile; its scores and a panel's queries fit the L1 cache
 
 // The layout of a tile in units, the 32 bits that one lane multiplies at a time. Here: floats, and narrower numbers
@@ -189,7 +189,7 @@ struct Panel {
     out = q + whole_tiles(units) * LANES;
     std::fill(q, out + dim * LANES, 0.0f);
     for (int n = 0; n < N; ++n) {
-      top[n] = splat(-1e30f), total[n] = vec{};  // finite, because a lane may see no key of a tile
+      top[n] = splat(LEAST), total[n] = vec{};
       for (int i = 0; i < W; ++i) {
         const int64_t at = std::min(row + n * W + i, row + rows - 1);
         first[n][i] = int32_t(a.first_key(at)), last[n][i] = int32_t(a.last_key(at));
@@ -265,16 +265,18 @@ struct Panel {
         vec x = load(s + j * LANES);
         if (masked) {
           const int32_t key = int32_t(t + j);
-          x = last[i] >= key && first[i] <= key ? x : splat(-std::numeric_limits<float>::infinity());
+          x = last[i] >= key && first[i] <= key ? x : splat(UNSEEN);
           store(s + j * LANES, x);
         }
         best = max(best, x);
       }
-      keep[i] = exp2((top[i] - best) * c), top[i] = best;
+      vec before = top[i] * -c, less = best * -c;
+      in_register(before), in_register(less);  // both rounded, so that the error of large scores cancels out
+      keep[i] = exp2(less - before), top[i] = best;
       vec sum = total[i] * keep[i];
+      const auto weight = [&](int64_t j) { return exp2(fma(load(s + j * LANES), splat(c), less)); };
       for (int64_t j = 0; j < n; j += EACH) {
-        const vec p = exp2((load(s + j * LANES) - best) * c);
-        const vec next = EACH == 2 && j + 1 < n ? exp2((load(s + (j + 1) * LANES) - best) * c) : vec{};
+        const vec p = weight(j), next = EACH == 2 && j + 1 < n ? weight(j + 1) : vec{};
         sum += p + next;
         Units<T>::weights(s + j / EACH * LANES, p, next);
       }

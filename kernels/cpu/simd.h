@@ -173,6 +173,16 @@ inline vec max(vec a, vec b) {
 #endif
 }
 
+inline vec min(vec a, vec b) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+  return (vec)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 // Transposes each block of R x R.
 template <int R>
 inline void transpose(vec (&v)[R]) {
@@ -219,8 +229,11 @@ inline vec reciprocal(vec x) {
 #endif
 }
 
-// 2^x for x <= 0, relative error below 2e-7; zero below 2^-126.
+// 2^x for x <= 126, relative error below 2e-7 beside that of x. Below -126 it is close to zero, or zero.
 inline vec exp2(vec x) {
+#if !defined(__AVX512F__)
+  x = max(x, splat(-126.0f));
+#endif
   const vec n = nearest(x), r = x - n;
   vec p = splat(1.32647e-3f);
   p = p * r + 9.67151e-3f;
@@ -228,7 +241,7 @@ inline vec exp2(vec x) {
   p = p * r + 2.4022242e-1f;
   p = p * r + 6.9314698e-1f;
   p = p * r + 1.0f;
-  return x >= -126.0f ? times_power(p, n) : vec{};
+  return times_power(p, n);
 }
 
 // exp, relative error below 2e-7 (Cephes' polynomial); arguments are clamped to float's range.
@@ -249,6 +262,9 @@ inline vec exp(vec x) {
 }
 
 // x times the logistic function of `rate` x.
-inline vec swish(vec x, float rate) { return x * reciprocal(1.0f + exp(x * -rate)); }
+inline vec swish(vec x, float rate) {
+  const vec power = max(min(x * (rate * -1.44269504f), splat(126.0f)), splat(-126.0f));
+  return x * reciprocal(1.0f + exp2(power));
+}
 
 }  // namespace hydra

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -24,7 +26,7 @@ from hydrainfer.ops import (
     variants,
     visible,
 )
-from hydrainfer.ops.build import build_resampler, load_kernels
+from hydrainfer.ops.build import _build_folder, build_resampler, load_kernels
 from hydrainfer.ops.memory import empty_rows, rows_in_steps, with_more_rows
 from hydrainfer.ops.products import ways
 from hydrainfer.ops.reference import write_kv
@@ -326,6 +328,18 @@ def test_a_failing_build_falls_back(monkeypatch, tmp_path):
     ops = select_ops("cpu", torch.float32, 64)
     assert dict(ops.describe())["rope"] == "reference"
     assert len(ops.notes) == 1 and "did not build" in ops.notes[0] and "\n" not in ops.notes[0]
+
+
+def test_builds_that_nobody_uses_are_removed(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    used, unused = (_build_folder(key) for key in ("used", "unused"))
+    (unused / "sources").mkdir()
+    two_months_ago = time.time() - 60 * 86400
+    for folder in (used, unused):
+        os.utime(folder, (two_months_ago, two_months_ago))
+    assert _build_folder("used") == used and used.exists() and not unused.exists()
+    _build_folder("new")
+    assert used.exists(), "it was used just now"
 
 
 def test_two_environments_do_not_compile_in_turns(monkeypatch, tmp_path):
