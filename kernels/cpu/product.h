@@ -197,8 +197,11 @@ void multiply_many(const ProductArgs<T, Q>& a) {
   {
     static thread_local std::vector<float> room;
     const TileRegisters registers(a.tiled);
-    const int64_t share = a.N / (4 * omp_get_num_threads()) / W * W;
+    const int64_t threads = omp_get_num_threads(), share = a.N / (4 * threads) / W * W;
     const int64_t columns = std::max<int64_t>(W, std::min(COLUMNS, share)), tasks = (a.N + columns - 1) / columns;
+    // Threads work in different parts of out: a core fetches lines beside those that it writes, and would take them from
+    // a core that writes there at the same time.
+    const int64_t each = (tasks + threads - 1) / threads;
     for (int64_t m0 = 0; m0 < a.M; m0 += at_once) {
       const int64_t rows = std::min(at_once, a.M - m0);
 #pragma omp for schedule(dynamic, 1)
@@ -208,8 +211,10 @@ void multiply_many(const ProductArgs<T, Q>& a) {
                   laid + m * units);
       }
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < tasks; ++i)
-        multiply_columns(a, laid, m0, rows, i * columns, std::min(columns, a.N - i * columns), room);
+      for (int64_t i = 0; i < each * threads; ++i) {
+        const int64_t n0 = (i % threads * each + i / threads) * columns;
+        if (n0 < a.N) multiply_columns(a, laid, m0, rows, n0, std::min(columns, a.N - n0), room);
+      }
     }
   }
 }
