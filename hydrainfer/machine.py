@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hydrainfer import control_group
+
 _INSTRUCTION_SETS = (
     *("avx2", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
@@ -74,12 +76,27 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def n_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that this process may use: those of its affinity, at most the CPUs of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(cores, control_group.cpus())))
 
 
 def memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """The memory of this machine, or the limit of this process's control group if that is less."""
+    return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), control_group.memory().limit))
+
+
+def free_memory_bytes() -> int:
+    """The memory that processes can still take here without swapping, by the system and by this process's control
+    group."""
+    info = Path("/proc/meminfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+            break
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min(free, control_group.memory().free))
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_m
 from hydrainfer.core import ConfigError, CostModel, Lane, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine, EngineHandle, EngineThread
 from hydrainfer.grammar import load_grammars
-from hydrainfer.machine import host_identity
+from hydrainfer.machine import host_identity, n_cores
 from hydrainfer.storage import LocalExports
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def start_one(
     """Start a single instance's engine on a thread of this process, directly behind the server. `surroundings` is
     called with `wake`, which wakes the thread. Raises `ConfigError` or `CheckpointError`."""
     thread = EngineThread(time.monotonic, spec.name)
-    n_threads = spec.share.threads or config.threads or _n_cores()
+    n_threads = spec.share.threads or config.threads or n_cores()
     share = config.gpu_share if torch_device(config).type == "cuda" else 1.0
     sizing = Sizing(n_context, share, n_threads, cost_model_of(config))
     built = build_engine(
@@ -80,7 +79,6 @@ class Birth(NamedTuple):
     described: ModelConfig
     n_context: int
     eos_ids: tuple[int, ...]
-    share: float
     cost: CostModel | None
     block_bytes: dict[str, int]
 
@@ -92,13 +90,14 @@ def build_node(
     instances in one process."""
 
     def build(node: Node) -> tuple[Engine, Facts]:
-        config, described, n_context, eos_ids, share, cost, theirs = births[plan.name]
+        config, described, n_context, eos_ids, cost, theirs = births[plan.name]
         role = Role.parse(plan.roles[plan.name])
         speaks = Lane.LANGUAGE in role.lanes and cost is None
         grammars = load_grammars(model_folder(config), described.text.vocab, eos_ids) if speaks else None
         pixels = PixelClient(plan.pixels, plan.keys)
         node.at_end.append(pixels.close)
-        n_threads = plan.share.threads or len(plan.share.cores) or max(1, _n_cores() // len(plan.roles))
+        n_threads = plan.share.threads_of_one(len(plan.roles))
+        share = min(plan.share.gpus or plan.share.of_memory(len(plan.roles)), 1.0)
         around = Surroundings(node.sink, node.record, node.wake, pixels, node.clock, node, local, grammars)
         if grammars is not None:
             node.at_end.append(grammars.close)
@@ -129,12 +128,11 @@ def start_cluster(
         raise ConfigError("cluster_host must be the IP that other machines reach, no wildcard", param="cluster_host")
     cost, device = cost_model_of(config), torch_device(config)
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
-    shares = [min(s.share.gpus or 1 / len(specs), 1.0) for s in specs]
     births = {
         s.name: Birth(
-            own_options(config, s), described, n_context, eos_ids, share, cost, block_bytes(config, described, s.role)
+            own_options(config, s), described, n_context, eos_ids, cost, block_bytes(config, described, s.role)
         )
-        for s, share in zip(specs, shares)
+        for s in specs
     }
     launcher, folder = _launcher_of(config, specs, births)
     remote = None if config.cluster_host is None else f"tcp://{config.cluster_host}:*"
@@ -211,10 +209,6 @@ def _pools(launcher: Launcher) -> dict[str, CacheSet]:
 def own_options(config: ServeConfig, spec: InstanceSpec) -> ServeConfig:
     """The options of one instance: `config`, overridden by the instance's entry in the layout file."""
     return msgspec.structs.replace(config, **spec.own)
-
-
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _together(facts: dict[str, Facts]) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 from pathlib import Path
 
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
+from hydrainfer.machine import n_cores
 from hydrainfer.ops.build import build_resampler
 from hydrainfer.processor import FetchLimits, MediaLimits, MediaWorkers, VideoLimits, VideoReading, agrees
 
@@ -73,7 +73,7 @@ def video_reading(config: ServeConfig, resampler: str = "") -> VideoReading:
 
 def media_workers(config: ServeConfig, limits: MediaLimits) -> MediaWorkers | None:
     """The processes that decode pictures; None if the preparation threads do."""
-    n = min(len(os.sched_getaffinity(0)), _MOST_WORKERS) if config.media_workers is None else config.media_workers
+    n = min(n_cores(), _MOST_WORKERS) if config.media_workers is None else config.media_workers
     return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s) if n else None
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 import torch
@@ -27,7 +25,7 @@ from hydrainfer.config import ServeConfig, inline_slo
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, Role, Stage
 from hydrainfer.engine import Overlap
-from hydrainfer.machine import memory_bytes
+from hydrainfer.machine import free_memory_bytes, memory_bytes
 from hydrainfer.models import DTYPES, cache_specs
 from hydrainfer.ops import computes_sooner
 from hydrainfer.processor import ModelDescription
@@ -246,7 +244,4 @@ def _free_bytes(config: ServeConfig, device: torch.device, share: float, weight_
         free, total = torch.cuda.mem_get_info(device)
         ours = config.gpu_memory_fraction * share * total - weight_bytes
         return min(free - (1 - config.gpu_memory_fraction) * total, ours) - _CUDA_WORKSPACE_BYTES
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 / 2 * share  # half: other processes need memory, too
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 * share
+    return free_memory_bytes() / 2 * share  # half: other processes need memory, too

@@ -14,6 +14,7 @@ from msgspec import Meta
 from hydrainfer.config.read import check_known, read_yaml
 from hydrainfer.config.schema import ServeConfig
 from hydrainfer.core import ConfigError, Layout, Role, Stage
+from hydrainfer.machine import n_cores
 
 _Amount = Annotated[float, Meta(gt=0)]
 _Share = Annotated[float, Meta(ge=0)]
@@ -24,13 +25,22 @@ _Core = Annotated[int, Meta(ge=0)]
 class MachineShare(msgspec.Struct, frozen=True, kw_only=True):
     """An instance's share of a machine. `cpus`, `gpus`, `resources`: those of a Ray node, for placement; a fraction of
     one GPU shares it. `cores`: the cores that the instance is pinned to. `threads`: the number of compute threads. None
-    is resolved later: `cpus` by the launcher, `gpus` by the device, `threads` by the cores."""
+    is resolved later: `cpus` by the launcher, `gpus` by the device, `threads` by `threads_of_one`."""
 
     cpus: _Share | None = None
     gpus: _Share | None = None
     resources: dict[str, _Amount] = {}
     cores: tuple[_Core, ...] = ()
     threads: _Count | None = None
+
+    def threads_of_one(self, n_instances: int) -> int:
+        """The number of compute threads of this instance. If nothing says what its share is, it is one of `n_instances`
+        that divide this machine's cores."""
+        return self.threads or len(self.cores) or int(self.cpus or 0) or max(1, n_cores() // n_instances)
+
+    def of_memory(self, n_instances: int) -> float:
+        """The share of this machine's memory: that of its cores, where `cpus` says it, else an equal one."""
+        return min(1.0, self.cpus / n_cores()) if self.cpus else 1 / n_instances
 
 
 class InstanceSpec(NamedTuple):

@@ -67,7 +67,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stage(self) -> Stage:
-        """The stage that the target runs next."""
+        """The request's next stage. The target runs it, or has its result, or hands the request on."""
         return self.request.plan()[self.cursor]
 
     @classmethod

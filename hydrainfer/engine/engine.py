@@ -43,6 +43,7 @@ from hydrainfer.scheduler import Outcome, Scheduler, backlog
 
 EventSink = Callable[[LifecycleEvent], None]
 _NEVER = float("inf")
+_PATIENCE = 10  # how many times more batches in a row may lack memory than may fail for another reason
 
 
 class Engine:
@@ -209,11 +210,11 @@ class Engine:
             self.moves.reorder()
 
     def _judge(self, result: StepResult) -> None:
-        """Raise if too many batches in a row have failed, or the device is lost: the lane will not recover by
-        itself."""
+        """Raise if too many batches in a row have failed, or the device is lost: the lane will not recover by itself.
+        Memory that another process takes may come back, so that is waited for longer."""
         lane, code = result.batch.lane, "" if result.error is None else str(result.error.code)
-        n = self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if code not in ("", "out_of_memory") else 0
-        if code == DEVICE_LOST or n >= self._give_up_after:
+        n = self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if code else 0
+        if code == DEVICE_LOST or n >= self._give_up_after * (_PATIENCE if code == "out_of_memory" else 1):
             raise InternalError(f"{n} batches in a row failed on the {lane.value} lane")
 
     def _launch(self, now: float) -> None:
@@ -234,7 +235,7 @@ class Engine:
                 self._queued(seq, now)
             for seq in departed:
                 if seq not in preempted:  # such a one has departed just now
-                    self._depart(seq, now)
+                    self._queued(seq, now)
             if batch is None:
                 continue
             lanes.launch(batch, now)

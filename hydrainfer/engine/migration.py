@@ -6,7 +6,7 @@ Source, per (request, attempt):
               ├─Reject, Release─> REJECTED, FAILED: choose again
               └─lease over─> EXPIRED: choose again; its blocks wait in quarantine for the peer's Release or death
 
-Target:  OFFERED ─room─> ADMITTED ─> PULLING ─copied─> LANDED ─Confirm(held)─> the scheduler's
+Target:  OFFERED ─room─> ADMITTED ─copied─> LANDED ─Confirm(held)─> the scheduler's
 
 The source decides, at the first `Landed` of a live offer. Whatever a late or repeated message starts ends in
 Confirm(held=False) and is dropped. Each copy has a number, so that messages about an old copy do not count for a new
@@ -42,7 +42,6 @@ from hydrainfer.core import (
 class State(enum.StrEnum):
     OFFERED = "offered"
     ADMITTED = "admitted"
-    PULLING = "pulling"
     LANDED = "landed"
     RELEASED = "released"
     EXPIRED = "expired"
@@ -331,10 +330,6 @@ class Target:
         i.state, i.pull = State.ADMITTED, self._n_pulls
         return [Send(i.peer, Admit(key))]
 
-    def pulling(self, key: Key) -> None:
-        """Note that a request's copy has begun."""
-        self._offers[key].state = State.PULLING
-
     def reject(self, key: Key, error: ErrorInfo | None) -> list[Effect]:
         i = self._offers.pop(key)
         self._waiting[i.handoff.stage].remove(i.handoff)
@@ -378,7 +373,7 @@ class Target:
         return len(self._offers)
 
     def _call_off(self, key: Key, i: _Incoming) -> list[Effect]:
-        if i.state in (State.ADMITTED, State.PULLING):
+        if i.state is State.ADMITTED:
             i.withdrawn = True  # until the copy is terminal
             return []
         del self._offers[key]

@@ -369,7 +369,6 @@ class Moves:
         self._being_pulled.update(dict.fromkeys(brought, key))
         for spec, (_, into) in pulls.items():
             self.blocks_pulled[origin_of(spec)] += len(into)
-        self._target.pulling(key)
         copy = self._copies[key] = self._puller.pull({spec: handoff.exports[origin_of(spec)] for spec in pulls}, pulls)
         self._copied[key] = now, self._scheduler.room.tokens_of(pulls)
         self._copies_at = min(self._copies_at, _done_at(copy))

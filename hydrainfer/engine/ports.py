@@ -45,8 +45,8 @@ class Placement(Protocol):
     """The choice of the instance that a request goes to next."""
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
-        """The name of an instance that runs `stage` and is not in `exclude`; None if there is none. Called on the
-        engine's thread; must not block."""
+        """The name of an instance that is not in `exclude`; None if there is none. It runs `stage`, or it runs a later
+        one and perhaps has the result of `stage` in its caches. Called on the engine's thread; must not block."""
 
 
 class PeerLink(Protocol):

@@ -91,11 +91,11 @@ class BlockServer:
                 connection.close()
                 return
             self._threads = {c: t for c, t in self._threads.items() if t.is_alive()}
+            thread.start()
             self._threads[connection] = thread  # until it ends: a thread that outlives the interpreter may crash it
             self._strangers.append(connection)
             if len(self._strangers) > _STRANGERS:
                 self._strangers.pop(0).abort()
-            thread.start()
 
     def _serve(self, connection: PeerSocket) -> None:
         compute_alone()

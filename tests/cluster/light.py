@@ -8,7 +8,7 @@ from hydrainfer.cache import CacheSet
 from hydrainfer.core import CheckpointError, ExportHandle, Role, Stage, StepResult, TokenWork
 from hydrainfer.engine import Engine, Moves
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from tests.engine.test_engine import TimedRunner
+from tests.engine.rig import TimedRunner
 from tests.scheduler.fakes import EMBED, KV, expected_tokens
 
 

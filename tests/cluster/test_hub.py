@@ -18,7 +18,7 @@ from hydrainfer.engine import Engine, Moves, Timing
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cluster.rig import Rig
 from tests.cluster.virtual import FakeCopy
-from tests.engine.test_engine import Immediate, wait_for
+from tests.engine.rig import Immediate, wait_for
 from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]

@@ -11,7 +11,7 @@ import zmq
 from hydrainfer.cluster import Keys, Mesh
 from hydrainfer.cluster import mesh as mesh_module
 from hydrainfer.core import ConfigError
-from tests.engine.test_engine import wait_for
+from tests.engine.rig import wait_for
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 

@@ -111,15 +111,20 @@ def test_a_picture_finds_its_encoder_again():
 
 
 def test_intervals_of_a_request_that_moves():
+    """The second one finds its picture in the encoder's cache, so it departs while a batch is chosen."""
     cluster, done = Cluster("1E1P1D", 64, 32), {}
     timelines = Timelines(lambda request_id, t: done.update({request_id: t}))
-    cluster.submit(make_request("a", pictures=[1], max_tokens=5))
-    cluster.run()
+    for name in "ab":
+        cluster.submit(make_request(name, pictures=[1], max_tokens=5))
+        cluster.run()
     for _, event in cluster.lifecycle:
         timelines.record(event)
-    t = done["a"]
-    assert set(t.intervals_s) == set(INTERVALS) and t.intervals_s["ep_migration"] > 0 < t.intervals_s["pd_migration"]
-    assert sum(t.intervals_s.values()) == pytest.approx(t.e2e_s)
+    for t in done.values():
+        assert t.n_migrations == 2
+        assert t.intervals_s["ep_migration"] > 0 < t.intervals_s["pd_migration"]
+        assert sum(t.intervals_s.values()) == pytest.approx(t.e2e_s)
+    assert set(done["a"].intervals_s) == set(INTERVALS) == {*done["b"].intervals_s, "encode"}
+    assert "encode" not in done["b"].intervals_s
 
 
 def test_too_large_for_its_route_is_a_400():

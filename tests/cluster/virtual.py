@@ -14,7 +14,7 @@ from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
 from hydrainfer.engine import Engine, Moves, Shifts, Timing
 from hydrainfer.machine import host_identity
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from tests.engine.test_engine import TimedRunner
+from tests.engine.rig import TimedRunner
 from tests.scheduler.fakes import EMBED, KV, FakeDevice
 
 TIMING = Timing(lease_s=12.0, renew_s=3.0, resend_s=2.0, patience_s=60.0)

@@ -135,7 +135,6 @@ class World(RuleBasedStateMachine):
 
     def admit(self, node, key):
         self.do(node.name, node.target.admit(key))
-        node.target.pulling(key)
         node.arriving[key] = False
         node.copying[key] = self.hold_of.get(("A", key[0]))
 

@@ -7,7 +7,7 @@ import pytest
 from hydrainfer.core import EventKind, Lane, Role, SamplingParams
 from hydrainfer.engine import Engine
 from hydrainfer.scheduler import Budgets, Scheduler
-from tests.engine.test_engine import TimedRunner
+from tests.engine.rig import TimedRunner
 from tests.scheduler.fakes import FakeDevice, Guess, expected_tokens, make_caches, make_request
 
 pytestmark = pytest.mark.unit

@@ -161,3 +161,18 @@ def test_a_slow_copy_goes_on_as_long_as_something_comes():
         thread.join()
         ours.close()
         theirs.close()
+
+
+def test_a_server_without_threads_left_can_still_be_closed(pair, monkeypatch):
+    source, _, connect = pair
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "hydrainfer-blocks":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with connect() as sock:
+        assert ended(sock)
+    source.close()
