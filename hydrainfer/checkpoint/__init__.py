@@ -24,6 +24,7 @@ from hydrainfer.checkpoint.model import Fit, ModelConfig, VisionConfig, VisionSh
 from hydrainfer.checkpoint.pixels import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
 from hydrainfer.checkpoint.qwen import MAX_ASPECT, FramesConfig, QwenVisionConfig
 from hydrainfer.checkpoint.recurrence import Recurrence
+from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "FAMILIES",
@@ -63,4 +64,5 @@ __all__ = [
     "read_config",
     "read_json",
     "require",
+    "weight_files",
 ]

@@ -156,6 +156,7 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         return fixed if isinstance(fixed, bool) else bool(getattr(hf, fixed or field))
 
     rope, local_rope = _ropes(hf, kind, head_dim, path)
+    context = _context(hf, kind, rope)
     return TextConfig(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
@@ -165,7 +166,7 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         kv_heads=kv_heads,
         head_dim=head_dim,
         norm_eps=hf.rms_norm_eps,
-        context=hf.max_position_embeddings,
+        context=context,
         rope=rope,
         local_rope=local_rope,
         attention_scale=(_gemma_scalar(hf, path) if kind.gemma else head_dim) ** -0.5,
@@ -174,7 +175,7 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         mlp_bias=bias(kind.mlp_bias, "mlp_bias"),
         tied=tied,
         qk_norm=kind.qk_norm,
-        windows=_windows(hf, kind, path),
+        windows=_windows(hf, kind, context, path),
         activation=supported,
         embed_scale=hf.hidden_size**0.5 if kind.gemma else 1.0,
         centred_norms=kind.gemma or kind.gated,
@@ -229,7 +230,15 @@ def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rop
     return rope, rope
 
 
-def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
+def _context(hf: Any, kind: Decoder, rope: Rope) -> int:
+    """The longest sequence in tokens. As in vLLM, YaRN and linear scaling multiply the length that the model was
+    trained on, but Gemma 3's `max_position_embeddings` is the product already."""
+    stated = hf.max_position_embeddings
+    trained = {"yarn": rope.original_context, "linear": stated}.get(rope.kind)
+    return stated if trained is None or kind.gemma else max(stated, int(trained * rope.factor))
+
+
+def _windows(hf: Any, kind: Decoder, context: int, path: Path) -> tuple[int, ...]:
     """The value of `TextConfig.windows`. A window as long as the context counts as none, unless layers with a window
     also differ from others in other ways."""
     types, n = getattr(hf, "layer_types", None), hf.num_hidden_layers
@@ -241,9 +250,8 @@ def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
         path,
         f"{others} is not supported; supported: full_attention (use_sliding_window false)",
     )
-    window = getattr(hf, "sliding_window", None)
+    window: Any = getattr(hf, "sliding_window", None)
     slides = kind.sliding == "all" or (kind.sliding == "named" and "sliding_attention" in named)
-    context = hf.max_position_embeddings
     if not slides or (not kind.ropes and (window is None or window >= context)):
         return (0,) * n
     least = "at least 1" if kind.ropes else "null, or at least 1"

@@ -10,13 +10,14 @@ from pathlib import Path
 from hydrainfer import builtin
 from hydrainfer.checkpoint.files import require
 from hydrainfer.checkpoint.gguf import WEIGHT_FILE, unpack
+from hydrainfer.checkpoint.weights import weight_files
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.shipped import here_or_shipped, shipped
 from hydrainfer.core import CheckpointError, ConfigError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
-_NOT_WANTED = ["consolidated*", "*/*"]  # the same weights in the format of the authors' own programs
+_NOT_WANTED = ["consolidated*", "*/*.json", "*/*.safetensors"]  # the same weights in other programs' formats
 
 
 def is_hub_name(model: str) -> bool:
@@ -73,8 +74,7 @@ def _snapshot(model: str, revision: str | None) -> Path:
             ignore_patterns=_NOT_WANTED,
             local_files_only=local,
         )
-        whole = (Path(found) / "config.json").exists() and any(Path(found).glob("*.safetensors"))
-        return Path(found) if whole else None
+        return Path(found) if _is_whole(Path(found)) else None
 
     with suppress(Exception):  # missing or damaged; a download may correct that
         if (found := find(local=True)) is not None:
@@ -83,7 +83,7 @@ def _snapshot(model: str, revision: str | None) -> Path:
     try:
         if not why and (found := find(local=False)) is not None:
             return found
-        why = why or "it has no config.json with safetensors"
+        why = why or "it lacks config.json, tokenizer.json or safetensors"
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as e:  # errors of huggingface_hub and of three libraries that it uses
@@ -93,6 +93,15 @@ def _snapshot(model: str, revision: str | None) -> Path:
         f"{model} is no directory, and not in the Hugging Face cache ({constants.HF_HUB_CACHE}); it was not fetched: "
         f"{why}. Where there is a network: hf download {model}{at}"
     )
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a snapshot has all files that every checkpoint needs. A download that was cut off leaves some out."""
+    try:
+        weight_files(path)
+    except CheckpointError:
+        return False
+    return all((path / name).is_file() for name in ("config.json", "tokenizer.json"))
 
 
 def _reason(e: Exception) -> str:

@@ -26,6 +26,9 @@ _OF_SERVICE = {
 """The variables that Kubernetes sets in every container for each service: patterns of their names, after the service's
 name, and of their values."""
 
+_GUARDS = ("api_key", "tenants", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "media_domains")
+"""Options that protect the server. An empty value, as of an unset shell variable, must not turn them off."""
+
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _SIGNS = {">=": "of at least", "<=": "up to", ">": "above", "<": "below"}
 
@@ -98,8 +101,8 @@ def _is_of_service(key: str, text: str) -> bool:
 def _convert(key: str, value: Any, source: str) -> Any:
     """Check one value against its field, and convert strings (from the environment)."""
     field = next(f for f in msgspec.structs.fields(ServeConfig) if f.name == key)
-    if value in ("auto", "") and isinstance(value, str) and field.default is None and key != "api_key":
-        return None  # (an empty api_key, from an unset shell variable, must not open the server to all)
+    if value in ("auto", "") and isinstance(value, str) and field.default is None and key not in _GUARDS:
+        return None
     try:
         converted = msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError as e:

@@ -16,11 +16,12 @@ from hydrainfer.core import CheckpointError, Role
 from hydrainfer.models.layers import layers_of
 from hydrainfer.models.matrices import copy_matrices
 from hydrainfer.models.model import Model
-from hydrainfer.models.safetensors_file import StoredTensor, read_into
+from hydrainfer.models.safetensors_file import StoredTensor, read_into, same_bytes
 from hydrainfer.models.slots import Slot
 from hydrainfer.models.stored import PLAIN, pieces, weight_headers
 from hydrainfer.ops import Int8Weight, OpSet, select_ops
 
+_TABLE, _HEAD = "text.embed_tokens.weight", "lm_head.weight"
 _EXPERTS = re.compile(r"text\.layers\.\d+\.mlp\.experts\.(gate_up|down)_proj")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -64,29 +65,35 @@ def load_model(
 
 
 def _as_stored(config: ModelConfig, headers: dict[Path, list[StoredTensor]]) -> ModelConfig:
-    """`config`, with its experts marked as stacked if these files hold them in one tensor. For some families
-    transformers saves another layout than the published one. The shapes of both tensors decide, because one alone may
-    be square."""
-    e, hidden, canonical = config.text.experts, config.text.hidden, layers_of(config).canonical
-    if e is None:
-        return config
-    found = {t.shape for tensors in headers.values() for t in tensors if _EXPERTS.fullmatch(canonical(t.name))}
-    if found != {(e.count, 2 * e.intermediate, hidden), (e.count, hidden, e.intermediate)}:
-        return config
-    return replace(config, text=replace(config.text, experts=replace(e, stored="stacked")))
+    """`config`, corrected by what these files hold. The head is not tied if they hold one that differs from the token
+    table, as in transformers. Experts are marked as stacked if they are in one tensor. For some families transformers
+    saves another layout than the published one. The shapes of both tensors decide, because one alone may be square."""
+    text, canonical = config.text, layers_of(config).canonical
+    stored = [(canonical(t.name), file, t) for file, tensors in headers.items() for t in tensors]
+    ends = {name: (file, t) for name, file, t in stored if name in (_TABLE, _HEAD)}
+    if text.tied and len(ends) == 2 and not same_bytes(*ends.values()):
+        text = replace(text, tied=False)
+    e, shapes = text.experts, {t.shape for name, _, t in stored if _EXPERTS.fullmatch(name)}
+    if e is not None and shapes == {(e.count, 2 * e.intermediate, text.hidden), (e.count, text.hidden, e.intermediate)}:
+        text = replace(text, experts=replace(e, stored="stacked"))
+    return replace(config, text=text)
 
 
 def _wanted(
     model: Model, path: Path, headers: dict[Path, list[StoredTensor]]
 ) -> dict[Path, list[tuple[StoredTensor, str]]]:
-    """The tensors to read, in file order, each with the name of its slot. `model` may be on the meta device. Raises
-    `CheckpointError` unless the files hold all tensors that the model needs, in its shapes."""
+    """The tensors to read, in file order, each with the name of its slot. If the head is tied to the token table and
+    the files hold only the head, this is read as the table. `model` may be on the meta device. Raises `CheckpointError`
+    unless the files hold all tensors that the model needs, in its shapes."""
     canonical = layers_of(model.config).canonical
+    names = {t.name: canonical(t.name) for tensors in headers.values() for t in tensors}
+    if model.config.text.tied and _TABLE not in names.values():
+        names = {stored: _TABLE if name == _HEAD else name for stored, name in names.items()}
     waiting = model.slots()
     wanted: dict[Path, list[tuple[StoredTensor, str]]] = {}
     for file, tensors in headers.items():
         for t in tensors:
-            name = canonical(t.name)
+            name = names[t.name]
             slot = waiting.pop(name, None)
             if slot is None:
                 continue

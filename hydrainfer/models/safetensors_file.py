@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from hydrainfer.checkpoint import read_json
 from hydrainfer.core import CheckpointError
 
 _MAX_HEADER_BYTES = 100_000_000
-_FILE_NAME = re.compile(r"[^/\0\\][^\0\\]{0,240}\.safetensors")  # relative
+_PIECE_BYTES = 4 << 20
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -64,37 +62,6 @@ def _entry(name: str, entry: dict, base: int) -> StoredTensor:
     return StoredTensor(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]), base + start, end - start)
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The weight files of a checkpoint directory: one, or the shards its index names. Raises `CheckpointError`."""
-    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if index.exists():
-        names = _indexed(index)
-        missing = [n for n in names if not (path / n).is_file()]
-        if missing:
-            raise CheckpointError(f"{path}: {len(missing)} of {len(names)} weight files are missing: {missing[0]}")
-        return [path / n for n in names]
-    if single.is_file():
-        return [single]
-    other = next((p.name for pattern in ("*.bin", "*.pth", "*.gguf") for p in path.glob(pattern)), None)
-    found = f"found {other}, which is not supported" if other else "no weight file found"
-    raise CheckpointError(f"{path}: {found}; supported: model.safetensors or shards with model.safetensors.index.json")
-
-
-def _indexed(index: Path) -> list[str]:
-    """The files that an index names. A name must not lead out of the index's directory; a file there may be a link.
-    Raises `CheckpointError`."""
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map must be an object that names a file per tensor")
-    for tensor, name in weight_map.items():
-        if not (isinstance(name, str) and _FILE_NAME.fullmatch(name)) or ".." in name.split("/"):
-            raise CheckpointError(
-                f"{index}: weight_map.{tensor} is {json.dumps(name)[:100]}; it must be the name of a .safetensors file "
-                "in the checkpoint's directory"
-            )
-    return sorted(set(weight_map.values()))
-
-
 def read_into(file: FileIO, offset: int, buffer: memoryview) -> None:
     """Fill `buffer` from `offset`. Raises `CheckpointError` if the file ends early."""
     file.seek(offset)
@@ -104,3 +71,18 @@ def read_into(file: FileIO, offset: int, buffer: memoryview) -> None:
         if not n:
             raise CheckpointError(f"{file.name}: ended early while reading weights")
         filled += n
+
+
+def same_bytes(one: tuple[Path, StoredTensor], other: tuple[Path, StoredTensor]) -> bool:
+    """Whether two tensors, each given with its file, are equal in shape, dtype and bytes. Raises `CheckpointError`."""
+    (_, a), (_, b) = one, other
+    if (a.dtype, a.shape, a.n_bytes) != (b.dtype, b.shape, b.n_bytes):
+        return False
+    with one[0].open("rb", buffering=0) as first, other[0].open("rb", buffering=0) as second:
+        for start in range(0, a.n_bytes, _PIECE_BYTES):
+            pieces = [bytearray(min(_PIECE_BYTES, a.n_bytes - start)) for _ in range(2)]
+            read_into(first, a.offset + start, memoryview(pieces[0]))
+            read_into(second, b.offset + start, memoryview(pieces[1]))
+            if pieces[0] != pieces[1]:
+                return False
+    return True

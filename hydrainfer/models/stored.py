@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydrainfer.checkpoint import weight_files
 from hydrainfer.checkpoint.gguf import VISION_FILE, WEIGHT_FILE, read_gguf, tensors_of
 from hydrainfer.core import CheckpointError
-from hydrainfer.models.safetensors_file import StoredTensor, read_header, read_into, weight_files
+from hydrainfer.models.safetensors_file import StoredTensor, read_header, read_into
 
 PLAIN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _PIECE_VALUES = 4 << 20

@@ -148,6 +148,12 @@ def test_what_is_not_supported_is_named(llama, tmp_path, name):
     assert wanted in complaint(rewritten(llama, tmp_path / "wrong.gguf", **changes), load=True)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_file_whose_parts_were_joined_is_read(llama, tmp_path, count):
+    """`llama-gguf-split --merge` leaves a count of 0."""
+    assert read_gguf(rewritten(llama, tmp_path / "joined.gguf", **{"split.count": count})).tensors
+
+
 def test_eyes_that_do_not_fit(llama, llava, tmp_path):
     checkpoint, text, vision = llava
     assert "takes no --mmproj, which is for GGUF files" in complaint(checkpoint, mmproj=str(vision))

@@ -28,6 +28,11 @@ def checkpoint(tmp_path_factory):
     return make_text(tmp_path_factory.mktemp("checkpoint"), "llama")
 
 
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    return make_text(tmp_path_factory.mktemp("sharded"), "llama", shards=3)
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """An empty cache, without a network."""
@@ -149,24 +154,46 @@ def test_why_the_hub_gave_nothing_is_said(hub, monkeypatch, error, why):
     assert "\n" not in e.value.message
 
 
-def test_what_the_cache_lacks_is_fetched_without_what_is_not_needed(hub, checkpoint, monkeypatch):
+@pytest.mark.parametrize(
+    "missing",
+    ["model-00002-of-00003.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json"],
+)
+def test_what_the_cache_lacks_is_fetched_without_what_is_not_needed(hub, sharded, monkeypatch, missing):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    snapshot = keep(hub, checkpoint)
-    weights = snapshot / "model.safetensors"
-    held = weights.read_bytes()
-    weights.unlink()  # a download that was cut off
+    snapshot = keep(hub, sharded)
+    file = snapshot / missing
+    held = file.read_bytes()
+    file.unlink()  # a download that was cut off
     asked = []
 
     def download(model, *, revision, allow_patterns, ignore_patterns, local_files_only):
         asked.append(local_files_only)
         assert "*.safetensors" in allow_patterns and "*.bin" not in allow_patterns
         if not local_files_only:
-            weights.write_bytes(held)
+            file.write_bytes(held)
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert locate("owner/tiny") == locate("owner/tiny") == snapshot
     assert asked == [True, False, True]
+
+
+def test_folders_of_a_repository_are_fetched_only_for_their_templates(hub, checkpoint, monkeypatch):
+    keep(hub, checkpoint)
+    published = [
+        *("config.json", "model.safetensors", "consolidated.safetensors", "pytorch_model.bin"),
+        *("additional_chat_templates/tool_use.jinja", "original/params.json", "onnx/model.safetensors"),
+    ]
+    fetched, download = [], huggingface_hub.snapshot_download
+
+    def note(model, *, allow_patterns, ignore_patterns, **options):
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        fetched.extend(huggingface_hub.utils.filter_repo_objects(published, **patterns))
+        return download(model, **patterns, **options)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", note)
+    assert locate("owner/tiny")
+    assert fetched == ["config.json", "model.safetensors", "additional_chat_templates/tool_use.jinja"]
 
 
 def test_a_directory_goes_before_a_name(hub, checkpoint, tmp_path, monkeypatch):

@@ -31,10 +31,6 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
             "token_budget .flag.: must be auto or a whole number of at least 1, got 'many'",
         ),
         ({"model": "x", "drain_s": "long"}, "drain_s .flag.: must be a number, got 'long'"),
-        (
-            {"model": "x", "api_key": ""},
-            "api_key .flag.: must be text that is not empty",
-        ),  # `--api-key "$UNSET"` must not open the server
         ({"model": "x", "kv_cache_gib": "inf"}, "kv_cache_gib .flag.: must be finite"),
     ],
 )
@@ -115,8 +111,16 @@ def test_the_built_in_model_serves_those_who_name_none():
     assert load({}, None, {ENV_PREFIX + "MODEL": "x"}).provenance["model"] == ENV_PREFIX + "MODEL"
 
 
-def test_auto_is_a_key_like_any_other():
-    assert load({"model": "x", "api_key": "auto", "dtype": "auto", "threads": "auto"}).config.api_key == "auto"
+@pytest.mark.parametrize("name", ["api_key", "tenants", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "media_domains"])
+def test_an_unset_shell_variable_opens_nothing(name, tmp_path):
+    """`--api-key "$UNSET"` must not let everybody in."""
+    (tmp_path / "serve.yaml").write_text(f"{name}: ''\n")
+    for given in ({"flags": {name: ""}}, {"flags": {}, "environ": {ENV_PREFIX + name.upper(): ""}}):
+        with pytest.raises(ConfigError, match=f"{name} .*: must be text that is not empty, got ''"):
+            load(**given)
+    with pytest.raises(ConfigError, match="must be text that is not empty"):
+        load({}, tmp_path / "serve.yaml")
+    assert getattr(load({name: "auto", "dtype": "auto", "threads": "auto"}).config, name) == "auto"
 
 
 @pytest.mark.parametrize(("content", "message"), [("[1, 2]", "keys and values"), ("a: [", "not valid YAML")])

@@ -88,7 +88,7 @@ class _Reader:
             fields[name] = self._value(self._number("I"))
         table = [self._entry() for _ in range(n_tensors)]
         split = fields.get("split.count", 1)
-        require(split == 1, path, f"is one of {split} parts; join them with llama-gguf-split --merge")
+        require(split in (0, 1), path, f"is one of {split} parts; join them with llama-gguf-split --merge")
         align = fields.get("general.alignment", 32)
         require(isinstance(align, int) and align > 0, path, f"general.alignment is {align!r}")
         start = -(-self._at // align) * align

@@ -91,7 +91,7 @@ def load_description(
     path = Path(path)
     config, hf = parsed or parse_config(path)
     generation = find_json(path / "generation_config.json") or {}
-    written = _written_template(path)
+    written = _written_templates(path)
     tokenizer = _load_tokenizer(path, hf)
     backend = tokenizer.backend_tokenizer
     try:
@@ -99,8 +99,9 @@ def load_description(
     except ValueError as e:
         raise CheckpointError(f"{path / 'tokenizer.json'}: cannot stream text of this tokenizer ({e})") from None
     images = _image_input(path, config, tokenizer)
-    source = next((s for s in (chat_template, written, _default(tokenizer.chat_template)) if s is not None), None)
-    name = template_name if template_name and source is chat_template else f"the chat template of {path}"
+    places = (_named(chat_template), written, _named(tokenizer.chat_template))
+    templates = next((named for named in places if "default" in named), {})
+    name = template_name if template_name and chat_template is not None else f"the chat template of {path}"
     limit = config.text.context
     if max_context and max_context > limit:
         raise CheckpointError(f"a context length of {max_context} was asked for, but the model has {limit} positions")
@@ -108,7 +109,7 @@ def load_description(
         path=path,
         tokenizer=backend,
         vocabulary=vocabulary,
-        template=_template(tokenizer, source, images, tool_calls, reasoning, name) if source else None,
+        template=_template(tokenizer, templates, images, tool_calls, reasoning, name),
         images=images,
         bos=tokenizer.bos_token,
         eos_ids=_eos_ids(generation, getattr(hf, "text_config", hf), tokenizer),
@@ -118,11 +119,19 @@ def load_description(
 
 
 def _template(
-    tokenizer: Any, source: str, images: ImageInput | None, tool_calls: str, reasoning: str, name: str
-) -> ChatTemplate:
+    tokenizer: Any,
+    sources: Mapping[str, str],
+    images: ImageInput | None,
+    tool_calls: str,
+    reasoning: str,
+    name: str,
+) -> ChatTemplate | None:
+    if not sources.get("default"):
+        return None
     picture = (images.mark or images.placeholder) if images else None
     video = images.video.placeholder if images and images.video else None
-    return ChatTemplate(tokenizer, source, picture, video, FORMATS.get(tool_calls), reasoning, name)
+    how, for_tools = FORMATS.get(tool_calls), sources.get("tool_use")
+    return ChatTemplate(tokenizer, sources["default"], picture, video, how, reasoning, name, for_tools)
 
 
 def _load_tokenizer(path: Path, hf: Any) -> Any:
@@ -176,20 +185,25 @@ def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:
     return text
 
 
-def _written_template(path: Path) -> str | None:
-    """The template in chat_template.jinja or, if there is none, in chat_template.json (the one called `default`, if
-    there are several)."""
-    file = path / "chat_template.jinja"
+def _written_templates(path: Path) -> Mapping[str, str]:
+    """The templates by name: chat_template.jinja is `default`, and that in additional_chat_templates is `tool_use`. If
+    there is no chat_template.jinja, those in chat_template.json."""
+    files = {"default": path / "chat_template.jinja", "tool_use": path / "additional_chat_templates/tool_use.jinja"}
+    if not files["default"].is_file():
+        return _named((find_json(path / "chat_template.json") or {}).get("chat_template") or None)
+    return {name: _text(file) for name, file in files.items() if file.is_file()}
+
+
+def _text(file: Path) -> str:
     try:
-        if file.is_file():
-            return file.read_text("utf-8")
+        return file.read_text("utf-8")
     except (OSError, ValueError) as e:
         raise CheckpointError(f"{file} cannot be read: {_one_line(e)}") from None
-    return _default((find_json(path / "chat_template.json") or {}).get("chat_template") or None)
 
 
-def _default(template: Any) -> Any:
-    return template.get("default") if isinstance(template, dict) else template
+def _named(template: Any) -> Mapping[str, str]:
+    """Templates by name, as transformers has them. One template without a name is called `default`."""
+    return template if isinstance(template, dict) else {} if template is None else {"default": template}
 
 
 def _eos_ids(generation: Mapping[str, Any], text: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from hydrainfer.core import InvalidRequest
 from hydrainfer.processor.pictures import MediaItem
 from hydrainfer.processor.text.checkpoint import ModelDescription
 
+_USUAL = 8  # characters per token that no ordinary text exceeds
+_SLICE = 1 << 18  # characters that are tokenised at once, to count their tokens; they take up to 100 MB
 T = TypeVar("T")
 
 
@@ -21,16 +23,32 @@ class Expanded(NamedTuple):
 
 
 def check_length(text: str, model: ModelDescription, param: str) -> None:
-    """Refuse, before tokenising it, a text that is too long for the context even if all its tokens are as long as the
-    vocabulary's longest. Raises `InvalidRequest`."""
+    """Refuse a text that is too long for the context before the whole text is tokenised: a text that would be too long
+    if all its tokens were as long as the vocabulary's longest, and one with more than `_USUAL` characters per token of
+    the context whose slices have too many tokens. Raises `InvalidRequest`."""
     limit = model.n_context * model.vocabulary.n_longest
     if len(text) > limit:
-        raise InvalidRequest(
-            f"This model's maximum context length is {model.n_context} tokens, which hold at most {limit} characters; "
-            f"the text has {len(text)}. Please shorten it.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        fits = f", which hold at most {limit} characters; the text has {len(text)}"
+    elif len(text) > _USUAL * model.n_context and _overflows(text, model):
+        fits = "; the text has more"
+    else:
+        return
+    raise InvalidRequest(
+        f"This model's maximum context length is {model.n_context} tokens{fits}. Please shorten it.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _overflows(text: str, model: ModelDescription) -> bool:
+    """Whether the text certainly has more tokens than the context. A token that is cut between two slices becomes at
+    most as many tokens as it has bytes; so many are left out of the count of each slice."""
+    n_cut, n_tokens = 4 * model.vocabulary.n_longest, 0
+    for at in range(0, len(text), _SLICE):
+        n_tokens += max(0, len(encode(text[at : at + _SLICE], model, add_special=False)) - n_cut)
+        if n_tokens > model.n_context:
+            return True
+    return False
 
 
 def check_text(text: str, model: ModelDescription, param: str) -> None:
@@ -43,11 +61,13 @@ def check_text(text: str, model: ModelDescription, param: str) -> None:
 
 def encode(text: str, model: ModelDescription, *, add_special: bool | None = None) -> list[int]:
     """The token ids of a text, in which the template's marks of pictures are replaced by the framed placeholders.
-    `add_special=None`: add the tokenizer's special tokens unless the text begins with BOS already."""
+    `add_special=None`: add the tokenizer's special tokens unless the text begins with BOS already. A lone surrogate,
+    which JSON within a text may escape, becomes a question mark."""
     if model.images is not None and model.images.mark:
         text = text.replace(model.images.mark, model.images.framed)
     if add_special is None:
         add_special = not (model.bos and text.startswith(model.bos))
+    text = text.encode("utf-8", "replace").decode()
     return model.tokenizer.encode(text, add_special_tokens=add_special).ids
 
 

@@ -21,9 +21,10 @@ _GIVEN = ("messages", "raise_exception", "strftime_now")  # variables that trans
 
 
 class ChatTemplate:
-    """A chat template, compiled and probed once. `takes_parts`: content may be a list of parts; otherwise pictures and
-    text are joined into one string. `takes_tools`: the template shows tools to the model. `tools`: the format in which
-    the model then writes calls, if known. `reasoning`: the format of its reasoning, None if it has none."""
+    """A chat template, compiled and probed once, with the template for chats with tools, if that is another one.
+    `takes_parts`: content may be a list of parts; otherwise pictures and text are joined into one string.
+    `takes_tools`: the template shows tools to the model. `tools`: the format in which the model then writes calls, if
+    known. `reasoning`: the format of its reasoning, None if it has none."""
 
     def __init__(
         self,
@@ -34,18 +35,21 @@ class ChatTemplate:
         tool_format: ToolFormat | None = None,
         reasoning: str = "auto",
         name: str = "the chat template",
+        tool_source: str | None = None,
     ) -> None:
         """`tokenizer`: the tokenizer of transformers, for its sandbox and special tokens. `image`, `video`: the
         placeholders. `tool_format`, `reasoning` (a name of `REASONING` or "none"): replace what the template shows.
-        `name`: of the template, for messages. Raises `CheckpointError`."""
+        `name`: of the template, for messages. `tool_source`: replaces `source` in chats with tools or calls. Raises
+        `CheckpointError`."""
         self._tokenizer = tokenizer
-        self._source = source
+        self._source, self._tool_source = source, tool_source or source
         self._ours = {
             *_GIVEN,
             *inspect.signature(tokenizer.apply_chat_template).parameters,
             *tokenizer.special_tokens_map,
         }
-        self._variables = _variables(source, name) - self._ours
+        used = _variables(source, name) | _variables(self._tool_source, f"{name} (tool_use)")
+        self._variables = used - self._ours
         self._placeholders = {ImagePart: image or "", VideoPart: video or ""}
         failures: list[str] = []
         self.takes_parts = self._echoes([{"type": "text", "text": _PROBE}], failures)
@@ -53,7 +57,7 @@ class ChatTemplate:
             said = f"{name} renders neither text nor parts of a user message"
             raise CheckpointError("; ".join([said, *failures[-1:]]))
         self.takes_tools = self._shows_tools()
-        self.tools = tool_format or format_of(source)
+        self.tools = tool_format or format_of(self._tool_source)
         named = (f for f in REASONING.values() if f.closing in source)
         self.reasoning: ReasoningFormat | None = next(named, None) if reasoning == "auto" else REASONING.get(reasoning)
 
@@ -67,19 +71,23 @@ class ChatTemplate:
         if forbidden:
             raise InvalidRequest(f"chat_template_kwargs may not set {min(forbidden)}", param="chat_template_kwargs")
         own = {name: value for name, value in (own or {}).items() if name in self._variables}
-        if not self.takes_tools and (tools is not None or any(m.calls or m.call_id for m in messages)):
+        with_tools = tools is not None or any(m.calls or m.call_id for m in messages)
+        if with_tools and not self.takes_tools:
             raise InvalidRequest(
                 "this model's chat template has no tools; leave tools out, and messages that call them",
                 param="messages" if tools is None else "tools",
                 code="unsupported_parameter",
             )
+        given = list(tools.given) if tools else None
+        if with_tools and given is None and self._tool_source != self._source:
+            given = []  # Hermes's template goes through them without asking whether there are any
         try:
-            return self._render([self._message(m) for m in messages], list(tools.given) if tools else None, own)
+            return self._render([self._message(m) for m in messages], given, own)
         except TemplateError as e:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {str(e)[:200]}", param="messages"
             ) from None
-        except (TypeError, ValueError, ArithmeticError, LookupError):
+        except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError):
             what = "chat_template_kwargs" if own else "messages" if tools is None else "tools"
             raise InvalidRequest(f"the model's chat template cannot render these {what}", param=what) from None
 
@@ -117,8 +125,9 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> str:
+        source = self._source if tools is None else self._tool_source
         return self._tokenizer.apply_chat_template(
-            messages, tools=tools, chat_template=self._source, add_generation_prompt=True, tokenize=False, **(own or {})
+            messages, tools=tools, chat_template=source, add_generation_prompt=True, tokenize=False, **(own or {})
         )
 
     def _shows_tools(self) -> bool:

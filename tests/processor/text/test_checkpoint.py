@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hydrainfer.core import CheckpointError
-from hydrainfer.processor import load_description, parse_messages
+from hydrainfer.processor import FORMATS, load_description, parse_messages, parse_tools
 from hydrainfer.processor.text.checkpoint import CACHED_WORDS
 from tests.damage import damages
 
@@ -21,6 +21,11 @@ STRINGS_ONLY = (
     "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}"
     "{{ '[' + m['role'] + '] ' + m['content'] + '\n' }}{% endfor %}"
+)
+
+TOOL_USE = (  # fails where tools are None, as Hermes's does
+    "<tool_call>{% for t in tools %}{{ t.function.name }};{% endfor %}{% for m in messages %}[{{ m.role }}]"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}(){% endfor %}{% endfor %}"
 )
 
 
@@ -100,6 +105,41 @@ def test_each_place_of_a_template(broken, where):
     assert load_description(broken).template.render(messages) == "HEREx"
 
 
+def in_config(path, templates):
+    edit(path / "tokenizer_config.json", chat_template=[{"name": n, "template": t} for n, t in templates.items()])
+
+
+def in_files(path, templates):
+    (path / "chat_template.jinja").write_text(templates["default"])
+    additional(path).write_text(templates["tool_use"])
+
+
+def in_json(path, templates):
+    (path / "chat_template.json").write_text(json.dumps({"chat_template": templates}))
+
+
+@pytest.mark.parametrize("write", [in_config, in_files, in_json])
+def test_a_template_of_its_own_for_tools(broken, write):
+    """As Hermes has it. transformers takes it where there are tools; here, also where there are calls."""
+    for name in ("chat_template.jinja", "chat_template.json"):
+        (broken / name).unlink(missing_ok=True)
+    write(broken, {"default": "PLAIN" + STRINGS_ONLY, "tool_use": TOOL_USE})
+    template = load_description(broken).template
+    assert template.takes_tools and template.tools is FORMATS["hermes"]
+    user, tools = {"role": "user", "content": "x"}, [{"type": "function", "function": {"name": "f"}}]
+    call = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "y"}
+    assert template.render(parse_messages([user])) == "PLAIN<s>[user] x\n"
+    with_tools = template.render(parse_messages([user]), parse_tools(tools))
+    assert with_tools == "<tool_call>f;[user]x"
+    reference = AutoTokenizer.from_pretrained(broken)
+    if write is not in_json:  # which tokenizers of transformers do not read
+        assert with_tools == reference.apply_chat_template([user], tools=tools, tokenize=False)
+    assert template.render(parse_messages([user, call, result])) == "<tool_call>[user]x[assistant]f()[tool]y"
+    other = load_description(broken, chat_template=STRINGS_ONLY).template
+    assert not other.takes_tools and other.render(parse_messages([user])) == "<s>[user] x\n"
+
+
 def test_no_template_is_no_error_at_load(broken):
     for name in ("chat_template.jinja", "chat_template.json"):
         (broken / name).unlink(missing_ok=True)
@@ -115,6 +155,11 @@ def test_preprocessing_may_be_in_processor_config(broken):
 
 def vision_of(path):
     return json.loads((path / "config.json").read_text())["vision_config"]
+
+
+def additional(path):
+    (path / "additional_chat_templates").mkdir()
+    return path / "additional_chat_templates" / "tool_use.jinja"
 
 
 DAMAGE = {
@@ -154,6 +199,14 @@ DAMAGE = {
         lambda d: edit(d / "generation_config.json", temperature=-1),
         r"generation_config\.json: temperature must be between 0 and 2, not -1",
     ),
+    "a template for tools in another encoding": (
+        lambda d: additional(d).write_bytes(b"\xff"),
+        "additional_chat_templates/tool_use.jinja",
+    ),
+    "a broken template for tools": (
+        lambda d: additional(d).write_text("a\n{% if %}"),
+        r"the chat template of \S+ \(tool_use\), line 2: Expected an expression",
+    ),
     "a template in another encoding": (
         lambda d: (d / "chat_template.jinja").write_bytes(b"\xff"),
         "chat_template.jinja",
@@ -186,6 +239,15 @@ def test_damage_is_said_in_one_line(broken, name):
 def test_a_context_longer_than_the_model(checkpoint):
     with pytest.raises(CheckpointError, match="9999"):
         load_description(checkpoint, max_context=9999)
+
+
+def test_a_context_that_yarn_extends(broken):
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    text = json.loads((broken / "config.json").read_text())["text_config"]
+    edit(broken / "config.json", text_config=text | {"rope_parameters": None, "rope_scaling": scaling})
+    assert load_description(broken).n_context == load_description(broken, max_context=2048).n_context == 2048
+    with pytest.raises(CheckpointError, match="2049 was asked for, but the model has 2048 positions"):
+        load_description(broken, max_context=2049)
 
 
 def test_a_tokenizer_keeps_few_of_the_texts_it_has_seen(model):
