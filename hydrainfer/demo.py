@@ -15,7 +15,7 @@ from hydrainfer.core import InvalidRequest
 
 def ask(url: str, model: str, image: Path, question: str, max_tokens: int) -> Iterator[str]:
     """The pieces of the answer, as they arrive. `url`: without `/v1`. Raises `InvalidRequest` if the picture cannot be
-    read or the server refuses the request, `httpx.HTTPError` if the server cannot be reached."""
+    read or the server answers with an error, `httpx.HTTPError` if the server cannot be reached."""
     try:
         picture = base64.b64encode(image.read_bytes()).decode()
     except OSError as e:
@@ -37,7 +37,10 @@ def ask(url: str, model: str, image: Path, question: str, max_tokens: int) -> It
             raise InvalidRequest(f"the server refuses: {_message(answer.read())}")
         for line in answer.iter_lines():
             if line.startswith("data: {"):
-                for choice in orjson.loads(line.removeprefix("data: "))["choices"]:
+                event = orjson.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise InvalidRequest(f"the server says: {event['error']['message']}")
+                for choice in event["choices"]:
                     yield choice["delta"].get("content") or ""
 
 

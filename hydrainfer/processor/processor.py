@@ -283,11 +283,11 @@ class Processor:
             if m.reasoning is not None:
                 check_text(m.reasoning, model, "messages")
             for call in m.calls:
-                check_text(json.dumps(call.arguments, ensure_ascii=False), model, "messages")
+                check_text(_as_json(call.arguments, "messages"), model, "messages")
         if tools is not None:
-            check_text(json.dumps(tools.given, ensure_ascii=False), model, "tools")
+            check_text(_as_json(tools.given, "tools"), model, "tools")
         if variables:
-            check_text(json.dumps(variables, ensure_ascii=False), model, "chat_template_kwargs")
+            check_text(_as_json(variables, "chat_template_kwargs"), model, "chat_template_kwargs")
         text = model.template.render(messages, tools, variables)
         check_length(text, model, "messages")
         return text, adapters
@@ -371,6 +371,14 @@ class Processor:
         """The keys under which a prompt's KV can be found again."""
         root = chain_root(*self._keyed_by, salt.encode("utf-8", "surrogatepass"))
         return chain_of(root, ids, self._block_tokens, media)
+
+
+def _as_json(value: object, param: str) -> str:
+    """`value` as JSON, in which every character is itself. Raises `InvalidRequest` if it is nested too deeply."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequest(f"{param}: a value is nested too deeply", param=param) from None
 
 
 def _salted(key: bytes, salt: str) -> bytes:

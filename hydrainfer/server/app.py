@@ -74,7 +74,7 @@ def create_app(
     app.openapi = lambda: describe(app, settings.root_path)  # type: ignore[method-assign]
     install_error_handlers(app)
     door = app.state.door = Door(intake.sessions.admission, tenants)
-    app.add_middleware(Gate, door=door, timeout_s=intake.timeout_s)
+    app.add_middleware(Gate, door=door, timeout_s=intake.timeout_s, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Farewell)
     if settings.allowed_origins:
         app.add_middleware(

@@ -30,15 +30,18 @@ class _Asked(msgspec.Struct):
 
 class Crowd:
     """The requests that wait at the gate. Up to `_MOST_BYTES` of bodies are read and held. Beyond that, bodies stay
-    with their clients, and only the headers decide the order. `timeout_s`: the longest wait."""
+    with their clients, and only the headers decide the order. `timeout_s`: the longest wait. `max_bytes`: a larger body
+    is refused by the application, so its request does not wait."""
 
-    def __init__(self, admission: AdmissionControl, timeout_s: float) -> None:
+    def __init__(self, admission: AdmissionControl, timeout_s: float, max_bytes: int) -> None:
         self.n_bytes = 0
-        self._admission, self._timeout_s = admission, timeout_s
+        self._admission, self._timeout_s, self._max_bytes = admission, timeout_s, max_bytes
 
     async def wait(self, place: Place, n_bytes: int | None, receive: Receive) -> Receive:
         """Wait until it is the request's turn to be prepared. Returns the ASGI `receive` from which the body is then
         read. Raises `HydraError`, or `ClientDisconnect` if the client has hung up."""
+        if n_bytes is not None and n_bytes > self._max_bytes:
+            return receive
         if n_bytes is None or self.n_bytes + n_bytes > _MOST_BYTES:
             work = self._admission.work_of(n_bytes, media=not self._admission.is_text(n_bytes))
             await self._turn(place, work, place.urgency)

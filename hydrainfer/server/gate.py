@@ -145,9 +145,9 @@ class Gate:
     first served, so that a thousand arriving at once do not block shorter ones. While others wait to be prepared, a
     request waits here."""
 
-    def __init__(self, app: ASGIApp, door: Door, timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, door: Door, timeout_s: float, max_body_bytes: int) -> None:
         self._app, self._door = app, door
-        self._crowd = Crowd(door.admission, timeout_s)
+        self._crowd = Crowd(door.admission, timeout_s, max_body_bytes)
         self._turns = asyncio.Semaphore(_PER_TURN)  # a waiting task is woken in the loop's next turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,6 +1,7 @@
 """Chats and texts to requests: the ids are the Hugging Face processor's; what is wrong is refused, holding nothing."""
 
 import base64
+import dataclasses
 import io
 
 import numpy as np
@@ -49,6 +50,24 @@ def processor(model, store):
 
 def prepare(processor, *messages, **sampling):
     return processor.chat("r", parse_messages(list(messages)), SamplingParams(**{"max_tokens": 8, **sampling}))
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenised_whole(processor, model, monkeypatch):
+    class Spy:
+        def encode(self, text, **options):
+            lengths.append(len(text))
+            return model.tokenizer.encode(text, **options)
+
+    lengths = []
+    processor.model = dataclasses.replace(model, tokenizer=Spy())
+    monkeypatch.setattr("hydrainfer.processor.text.prompt._SLICE", 500)
+    with pytest.raises(InvalidRequest, match="512 tokens; the text has more") as e:
+        processor.encode("a " * 3000)
+    assert e.value.code == "context_length_exceeded" and max(lengths) == 500 and sum(lengths) < 6000
+    word = max((w for w in model.tokenizer.get_vocab() if w.startswith("▁") and w[1:].isalpha()), key=len)
+    fits = f"{word[1:]} " * 450
+    assert len(fits) > 8 * model.n_context
+    assert processor.encode(fits) == model.tokenizer.encode(fits).ids and lengths[-1] == len(fits)
 
 
 def test_too_many_prompts_are_refused_before_any_is_tokenised(processor, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import select
 import socket
+import sys
 import time
 from contextlib import ExitStack
 
@@ -304,9 +305,10 @@ def test_bodies_that_come_share_memory(start):
     server.check_idle()
 
 
-DEEP = "[" * 500 + "]" * 500
+DEEP = "[" * 990 + "]" * 990
 _USER, _CALL = {"role": "user", "content": "hi"}, {"type": "tool_use", "id": "a", "name": "f", "input": {"x": DEEP}}
 _OLLAMA = {"function": {"name": "f", "arguments": {"x": DEEP}}}
+_BEFORE_312 = pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python can write this JSON since 3.12")
 
 
 @pytest.mark.parametrize(
@@ -315,6 +317,7 @@ _OLLAMA = {"function": {"name": "f", "arguments": {"x": DEEP}}}
         ("/v1/responses", {"input": "hi", "metadata": {"x": DEEP}}),
         ("/v1/messages", {"max_tokens": 4, "messages": [_USER, {"role": "assistant", "content": [_CALL]}, _USER]}),
         ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [_OLLAMA]}]}),
+        pytest.param("/tokenize", {"messages": [_USER], "chat_template_kwargs": {"x": DEEP}}, marks=_BEFORE_312),
     ],
 )
 def test_what_is_nested_too_deeply(server, path, fields):

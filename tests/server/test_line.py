@@ -13,6 +13,7 @@ from hydrainfer.scheduler import Policy
 from hydrainfer.server.line import PreparationLine
 from hydrainfer.server.queues import Queue
 from tests.server.conftest import image_part, wait_until
+from tests.server.test_bad_input import begun
 
 ONE = Share("", 1.0)
 
@@ -213,4 +214,12 @@ def test_pictures_wait_in_a_line_of_their_own(start):
         wait_until(lambda: any(not r.media for r in server.engine.submitted))
         server.engine.hold.clear()
         assert [a.result().status_code for a in (*pictures, text)] == [200] * 25
+    server.check_idle()
+
+
+def test_a_body_over_the_limit_is_refused_unread_in_a_crowd(start, monkeypatch):
+    server = start(max_body_bytes=1000)
+    monkeypatch.setattr(server.sessions.admission, "crowded", lambda _: True)
+    with begun(server, "/v1/chat/completions", 2000, b"{") as client:
+        assert b" 413 " in client.recv(4096).partition(b"\r\n")[0]
     server.check_idle()

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from hydrainfer.server import Tenants
+from hydrainfer.server.fronts.ollama import chat_of
 from tests.server.conftest import picture
 from tests.server.test_responses import SAID, hermes_server, tools_server  # noqa: F401
 from tests.server.test_tools import WEATHER
@@ -61,6 +62,32 @@ def test_generate(server):
 def test_format(server, format):
     server.post("/api/chat", **HI, format=format)
     assert server.engine.submitted[-1].sampling.grammar.kind == "json"
+
+
+ASKED = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+
+
+def test_ids_of_calls_fit_every_template():
+    """Mistral's templates demand nine letters or digits."""
+    turns = [ASKED | {"tool_calls": ASKED["tool_calls"] * 2}, *[{"role": "tool", "content": "1"}] * 3]
+    asked, *returned = chat_of({"messages": turns})["messages"]
+    ids = [call["id"] for call in asked["tool_calls"]]
+    assert all(len(id) == 9 and id.isalnum() for id in ids) and len(set(ids)) == 2
+    assert [message["tool_call_id"] for message in returned] == [*ids, ids[0]]
+
+
+def test_pictures_of_a_tool_are_shown_and_those_of_an_assistant_refused(tools_server):  # noqa: F811
+    tools_server.say = "A cat."
+    image = base64.b64encode(picture()).decode()
+    turns = [*HI["messages"], ASKED, {"role": "tool", "content": "here", "images": [image]}]
+    assert tools_server.post("/api/chat", messages=turns, tools=[ADD], stream=False).status_code == 200
+    assert len(tools_server.engine.submitted[-1].media) == 1
+    prompt = tools_server.prompt()
+    assert prompt.index("here") < prompt.index("<image>")
+    for said in (ASKED, {"role": "assistant", "content": "so"}):
+        turns = [*HI["messages"], {**said, "images": [image]}, {"role": "tool", "content": "here"}]
+        refused = tools_server.post("/api/chat", messages=turns, tools=[ADD])
+        assert refused.status_code == 400 and "only user messages may hold pictures" in refused.json()["error"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -139,6 +139,13 @@ def test_what_a_function_returned_goes_back(tools_server):
     assert prompt.index('"get_weather", "arguments"') < prompt.index("rain get_weather") < prompt.index("rain add")
 
 
+def test_half_a_character_in_a_call_goes_back(tools_server):
+    call = {"type": "function_call", "call_id": "a", "name": "add", "arguments": '{"a": "\\ud83d"}'}
+    given = [{"role": "user", "content": "?"}, call, {"type": "function_call_output", "call_id": "a", "output": "1"}]
+    assert tools_server.post("/v1/responses", input=given).status_code == 200
+    assert '{"a": "?"}' in tools_server.prompt()
+
+
 @pytest.mark.parametrize("then", ["Then.", [{"type": "output_text", "text": "Then."}]])
 def test_a_text_behind_a_call_goes_back_with_it(then):
     """Templates refuse a tool's message that follows another message than that of its call."""

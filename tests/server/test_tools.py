@@ -172,6 +172,33 @@ def test_what_a_tool_returned_goes_back(client, tools_server):
         assert "rain, 12 °C" in prompt
 
 
+def test_half_a_character_in_a_call_goes_back(tools_server):
+    """A model may write the escape of one half of a surrogate pair. The prompt then has a question mark."""
+
+    def asked(city):
+        function = {"name": "get_weather", "arguments": f'{{"city": "{city}"}}'}
+        call = {"id": "abcdefghi", "type": "function", "function": function}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        returned = {"role": "tool", "tool_call_id": "abcdefghi", "content": "rain"}
+        body = {"messages": [USER, said, returned], "tools": [WEATHER]}
+        assert tools_server.post(**body).status_code == 200
+        return tools_server.post("/tokenize", **body).json()["tokens"]
+
+    assert asked("\\ud83d") == asked("?") == list(tools_server.engine.submitted[0].prompt_ids)
+
+
+@pytest.mark.parametrize("depth", [900, 990])
+def test_deeply_nested_tools_are_served_or_refused(tools_server, depth):
+    """How deep is too deep depends on Python and on the template."""
+    deep = "[" * depth + "]" * depth
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"default": "DEEP"}}}
+    call = {"id": "abcdefghi", "function": {"name": "f", "arguments": f'{{"a": {deep}}}'}}
+    said = {"role": "assistant", "tool_calls": [call]}
+    for body in ({"messages": [USER], "tools": [tool]}, {"messages": [USER, said]}):
+        content = json.dumps(body).replace('"DEEP"', deep).encode()
+        assert tools_server.http.post("/v1/chat/completions", content=content).status_code in (200, 400)
+
+
 def test_choices(client, tools_server):
     def grammar(**fields):
         client.create(model="tiny", messages=[USER], tools=[WEATHER, ADD], **fields)
@@ -238,6 +265,25 @@ def test_a_model_without_tools_says_so(server):
         assert "chat template has no tools" in said.json()["error"]["message"]
     said = server.post("/v1/completions", prompt="x", tools=[WEATHER])
     assert said.status_code == 400 and said.json()["error"]["param"] == "tools"
+
+
+def test_a_template_of_its_own_for_tools(tmp_path):
+    """Hermes publishes two: `default` has no tools, `tool_use` has."""
+    path = make_llava(tmp_path, image_size=56, context=2048)
+    (path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text(HERMES)
+    server = ServerUnderTest(load_description(path))
+    server.say = SAID["hermes"]
+    choice = server.post(messages=[USER], tools=[WEATHER, ADD]).json()["choices"][0]
+    assert [(c["function"]["name"], c["function"]["arguments"]) for c in choice["message"]["tool_calls"]] == CALLS
+    assert "<tools>" in server.prompt() and "get_weather" in server.prompt()
+    result = {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "rain"}
+    assert server.post(messages=[USER, choice["message"], result]).status_code == 200
+    assert "<tool_response>\nrain" in server.prompt()
+    assert server.post(messages=[USER]).json()["choices"][0]["message"]["content"] == SAID["hermes"]
+    assert "user: How is it" in server.prompt()
+    server.close()
 
 
 def test_pictures_cannot_be_named_in_tools(tools_server):

@@ -92,7 +92,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address that answers. Raises `NoPublicAddress` and what httpcore raises."""
+        """Connect to the first address that answers. Raises `NoPublicAddress`, `TimeoutError` if the name is not
+        resolved in time, and what httpcore raises."""
         failure: Exception = NoPublicAddress()
         for ip in (await self._addresses(host, port, timeout))[:MAX_TRIED]:
             try:
@@ -110,7 +111,9 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
             try:
                 async with asyncio.timeout(timeout_s):
                     found = [to_ip(text) for text in await self._resolve(host, port)]
-            except (OSError, UnicodeError, TimeoutError):
+            except TimeoutError:
+                raise
+            except (OSError, UnicodeError):
                 raise NoPublicAddress from None
         else:
             found = [literal]
@@ -129,7 +132,7 @@ async def request(
     address: Address, network: CheckedNetwork, tls: ssl.SSLContext | None, patience: Patience, pace: PieceBudget
 ) -> AsyncIterator[HttpResponse]:
     """Send a GET request. The connection is closed when the block ends, for whatever reason. Raises `NoPublicAddress`,
-    `h11.RemoteProtocolError` and what httpcore's network backend raises."""
+    `TimeoutError`, `h11.RemoteProtocolError` and what httpcore's network backend raises."""
     try:
         stream = await network.connect_tcp(address.host, address.port, patience.connect_s)
         if tls is not None:

@@ -30,6 +30,7 @@ from hydrainfer.processor.fetching.connection import (
 )
 from hydrainfer.processor.fetching.local_files import locate_file, read_file
 from hydrainfer.processor.fetching.loop_thread import LoopThread
+from hydrainfer.processor.fetching.slot import Slot
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -117,7 +118,8 @@ class Fetcher:
         - `MediaError` if the server cannot be reached, redirects to a URL that is not allowed, or answers with an error
           or a web page;
         - `RequestTooLarge`; `Overloaded` if `held_bytes` is exceeded; `Unavailable` when closed;
-        - `DeadlineExceeded` if the download takes longer than `wanted.total_s`.
+        - `DeadlineExceeded` if the download takes longer than `wanted.total_s`, or the lookup of the name than
+          `connect_s`.
         """
         held = DownloadMemory(self)
         try:
@@ -165,13 +167,13 @@ class Fetcher:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self, place: Address | Path, wanted: Wanted, param: str, held: DownloadMemory) -> bytes:
-        async with self._slots:
+        async with Slot(self._slots) as slot:
             try:
                 async with asyncio.timeout(wanted.total_s):
                     if isinstance(place, Path):
                         args = (place, self.limits.roots, wanted.max_bytes, wanted.noun, param, held.take)
-                        return await asyncio.to_thread(read_file, *args)
-                    return await self._follow(place, wanted, param, held)
+                        return await slot.wait(asyncio.to_thread(read_file, *args))
+                    return await self._follow(place, wanted, param, held, slot)
             except (TimeoutError, httpcore.ReadTimeout, httpcore.WriteTimeout):
                 raise DeadlineExceeded(
                     f"the {wanted.noun} could not be fetched within {wanted.total_s:g} s",
@@ -184,18 +186,18 @@ class Fetcher:
                 why = "the URL's host has no address that this server connects to"
                 raise MediaError(f"the {wanted.noun} cannot be fetched: {why}", param=param) from None
 
-    async def _follow(self, address: Address, wanted: Wanted, param: str, held: DownloadMemory) -> bytes:
+    async def _follow(self, address: Address, wanted: Wanted, param: str, held: DownloadMemory, slot: Slot) -> bytes:
         for _ in range(1 + self.limits.max_redirects):
-            found = await self._ask(address, wanted, param, held)
+            found = await self._ask(address, wanted, param, held, slot)
             if isinstance(found, bytes):
                 return found
             address = self._redirected(address, found, wanted, param)
         raise MediaError(f"the {wanted.noun}'s URL redirects more than {self.limits.max_redirects} times", param=param)
 
-    async def _ask(self, address: Address, wanted: Wanted, param: str, held: DownloadMemory) -> bytes | str:
+    async def _ask(self, address: Address, wanted: Wanted, param: str, held: DownloadMemory, slot: Slot) -> bytes | str:
         """The body, or the location that the server redirects to."""
         limits = self.limits
-        network = CheckedNetwork(limits.hosts, self._resolve, self._network)
+        network = CheckedNetwork(limits.hosts, lambda *name: slot.wait(self._resolve(*name)), self._network)
         tls = self._context() if address.scheme == "https" else None
         patience = Patience(limits.connect_s, limits.read_s)
         async with request(address, network, tls, patience, self._pace) as answer:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hydrainfer.core import InvalidRequest, MediaError
 from hydrainfer.processor.pictures import VideoShape, read_data_url
-from hydrainfer.processor.video import Video, VideoBackend, VideoLimits, open_video
+from hydrainfer.processor.video import FrameSize, Video, VideoBackend, VideoLimits, open_video
 
 
 class VideoReading(NamedTuple):
@@ -29,8 +29,8 @@ class Frames(Protocol):
 
     shape: VideoShape
 
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        """The frames as uint8 [n, height, width, 3]. Raises `MediaError` or `DeadlineExceeded`."""
+    def read(self, indices: Sequence[int], size: FrameSize) -> np.ndarray:
+        """The resized frames as uint8 [n, height, width, 3]. Raises `MediaError` or `DeadlineExceeded`."""
 
 
 class VideoPart(msgspec.Struct, frozen=True):
@@ -70,8 +70,8 @@ class _File:
         self._video = video
         self._n_decoders = n_decoders
 
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        return self._video.read(indices, n_decoders=self._n_decoders)
+    def read(self, indices: Sequence[int], size: FrameSize) -> np.ndarray:
+        return self._video.read(indices, size, n_decoders=self._n_decoders)
 
 
 class _Given:
@@ -88,5 +88,5 @@ class _Given:
         self.shape = VideoShape(n, fps, width, height, sampled=True)
         self._frames = frames
 
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        return self._frames[list(indices)]
+    def read(self, indices: Sequence[int], size: FrameSize) -> np.ndarray:
+        return np.stack([size.resized(self._frames[i]) for i in indices])

@@ -27,7 +27,7 @@ from hydrainfer.processor.pictures.media import (
     silence_pillow,
 )
 from hydrainfer.processor.pictures.pixels import Pixels, PixelStore
-from hydrainfer.processor.pictures.resample import agrees
+from hydrainfer.processor.pictures.resample import agrees, resized
 
 __all__ = [
     "ClipImages",
@@ -49,6 +49,7 @@ __all__ = [
     "image_adapter",
     "read_data_url",
     "read_image_url",
+    "resized",
     "silence_pillow",
     "video_adapter",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 
 from hydrainfer.checkpoint import ModelConfig, family_of
 from hydrainfer.core import InvalidRequest
-from hydrainfer.processor.pictures.media import Picture
+from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 
 
@@ -71,8 +71,11 @@ class VideoAdapter(Protocol):
     def items(self, video: VideoShape, indices: Sequence[int]) -> list[MediaItem]:
         """The items of these frames, in order."""
 
-    def pixels(self, video: VideoShape, frames: np.ndarray, resampler: str = "") -> list[Pixels]:
-        """One uint8 array per item, from frames uint8 [n, height, width, 3]. `resampler` is that of `MediaLimits`."""
+    def resized(self, video: VideoShape, n_frames: int) -> ResizeTarget:
+        """The target size and filter of each of `n_frames` frames."""
+
+    def pixels(self, video: VideoShape, frames: np.ndarray) -> list[Pixels]:
+        """One uint8 array per item, from resized frames uint8 [n, height, width, 3]."""
 
 
 def image_adapter(model: ModelConfig) -> ImageAdapter | None:

@@ -14,13 +14,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from PIL import Image
 
 from hydrainfer.checkpoint import ModelConfig, PixelBounds, QwenVideoSettings
 from hydrainfer.processor.pictures.adapter import MediaItem, VideoAdapter, VideoShape
+from hydrainfer.processor.pictures.media import ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 from hydrainfer.processor.pictures.qwen import QwenOptions, check_aspect, smart_resize
-from hydrainfer.processor.pictures.resample import resized
 
 _FPS = 24.0  # assumed for a file without a frame rate
 _JOINED_TOKENS = 1024  # maximum tokens of pairs that are encoded together; a single pair may have more
@@ -85,19 +84,22 @@ class QwenVideos:
             for i in range(0, n_pairs, group)
         ]
 
-    def pixels(self, video: VideoShape, frames: np.ndarray, resampler: str = "") -> list[Pixels]:
-        s, pair = self.settings.frames, self.settings.frames.temporal
+    def resized(self, video: VideoShape, n_frames: int) -> ResizeTarget:
+        s = self.settings.frames
+        h, w = self._target(video, n_frames)
+        return ResizeTarget(w * s.factor, h * s.factor, s.resample)
+
+    def pixels(self, video: VideoShape, frames: np.ndarray) -> list[Pixels]:
+        pair = self.settings.frames.temporal
         h, w = self._target(video, len(frames))
-        size = (w * s.factor, h * s.factor)
         n_pairs = -(-len(frames) // pair)
         group = 1 if self.settings.times == "told" else self._group(h * w)
         found = []
         for i in range(0, n_pairs, group):
             n = min(group, n_pairs - i) * pair
             some = frames[i * pair : i * pair + n]
-            out = np.empty((n, size[1], size[0], 3), np.uint8)  # [frames, height, width, rgb]
-            for j, frame in enumerate(some):
-                out[j] = resized(Image.fromarray(frame), *size, s.resample, library=resampler)
+            out = np.empty((n, *some.shape[1:]), np.uint8)  # [frames, height, width, rgb]
+            out[: len(some)] = some
             out[len(some) :] = out[len(some) - 1]  # an odd last frame is repeated to make a pair
             found.append(out)
         return found

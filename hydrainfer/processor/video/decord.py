@@ -10,10 +10,9 @@ import io
 from collections.abc import Sequence
 
 import decord
-import numpy as np
 
 from hydrainfer.processor.video.file import Stopwatch, damaged
-from hydrainfer.processor.video.frames import VideoSource
+from hydrainfer.processor.video.frames import Keep, VideoSource
 from hydrainfer.processor.video.pyav import PyavDecoder
 
 _CODECS = ("h264", "vp8", "vp9")  # for H.265 and MPEG-4 decord returns neighbouring frames after a seek
@@ -24,19 +23,21 @@ class DecordDecoder:
     """A `FrameDecoder` that uses decord. Files that decord cannot read, does not read exactly or numbers differently
     are left to PyAV."""
 
-    def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+    def read(self, source: VideoSource, indices: Sequence[int], keep: Keep, watch: Stopwatch) -> None:
         table = source.table
         exact = source.codec in _CODECS and not (table.open_groups or table.counted or source.turns)
         reader = _open(source) if exact else None
         if reader is None:
-            PyavDecoder().read(source, indices, out, watch)
+            PyavDecoder().read(source, indices, keep, watch)
             return
         for at in range(0, len(indices), _AT_ONCE):
             watch.check(source.param)
             try:
-                out[at : at + _AT_ONCE] = reader.get_batch(list(indices[at : at + _AT_ONCE])).asnumpy()
+                frames = reader.get_batch(list(indices[at : at + _AT_ONCE])).asnumpy()
             except (decord.DECORDError, ValueError, IndexError, RuntimeError):
                 raise damaged(source.param) from None
+            for i, frame in enumerate(frames, at):
+                keep(i, frame)
 
 
 def _open(source: VideoSource) -> decord.VideoReader | None:

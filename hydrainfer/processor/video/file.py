@@ -28,8 +28,8 @@ _CHECK_EVERY = 256  # packets between two checks of the time limit
 
 class VideoLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits on a video. `max_duration_s` applies to the header's duration and to that of the packets; `max_frames`
-    to the frames asked for, `max_total_pixels` to all of these together (3 bytes per pixel). `decode_s`: time limit for
-    checking a file and, separately, for each reading of its frames."""
+    to the frames asked for, `max_total_pixels` to all of these together once resized (3 bytes per pixel). `decode_s`:
+    time limit for checking a file and, separately, for each reading of its frames."""
 
     max_bytes: int = 256 << 20
     max_duration_s: float = 3600.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple, Protocol
 
@@ -53,12 +53,25 @@ class VideoSource(NamedTuple):
     param: str
 
 
+class FrameSize(NamedTuple):
+    """The size in which frames are kept. `resized` gives a frame ([height, width, 3] uint8) this size. It may be called
+    from several threads at once."""
+
+    width: int
+    height: int
+    resized: Callable[[np.ndarray], np.ndarray]
+
+
+Keep = Callable[[int, np.ndarray], None]
+"""Takes the number of a frame among those asked for, and the frame, [height, width, 3] uint8."""
+
+
 class FrameDecoder(Protocol):
     """A backend that decodes frames of a checked file."""
 
-    def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
-        """Write frame `indices[i]` into `out[i]` ([n, height, width, 3] uint8). `indices` ascend. May be called from
-        several threads at once. A frame does not depend on which others are asked for. Raises `MediaError` or
+    def read(self, source: VideoSource, indices: Sequence[int], keep: Keep, watch: Stopwatch) -> None:
+        """Call `keep(i, frame)` for frame `indices[i]`, in any order. `indices` ascend. May be called from several
+        threads at once. A frame does not depend on which others are asked for. Raises `MediaError` or
         `DeadlineExceeded`."""
 
 
@@ -71,10 +84,10 @@ class Video:
         self._decoder = decoder
         self.facts = source.facts
 
-    def read(self, indices: Sequence[int], *, n_decoders: int = 1) -> np.ndarray:
-        """The frames as [n, height, width, 3] uint8, upright, in the order of `indices`. `n_decoders` threads decode a
-        part of the frames each; the result does not depend on their number. Raises `MediaError` or
-        `DeadlineExceeded`."""
+    def read(self, indices: Sequence[int], size: FrameSize | None = None, *, n_decoders: int = 1) -> np.ndarray:
+        """The frames as [n, height, width, 3] uint8, upright, in the order of `indices`. `size`: each frame is resized
+        as soon as it is decoded. `n_decoders` threads decode and resize a part of the frames each; the result does not
+        depend on their number. Raises `MediaError` or `DeadlineExceeded`."""
         facts, limits, param = self.facts, self._limits, self._source.param
         assert all(0 <= i < facts.n_frames for i in indices), "no such frame"
         if len(indices) > limits.max_frames:
@@ -83,31 +96,35 @@ class Video:
                 param=param,
             )
         wanted, where = np.unique(np.asarray(indices, np.int64), return_inverse=True)
-        n_pixels = max(len(indices), len(wanted)) * facts.width * facts.height
+        size = size or FrameSize(facts.width, facts.height, lambda frame: frame)
+        n_pixels = len(indices) * size.width * size.height
         if n_pixels > limits.max_total_pixels:
             raise MediaError(
-                f"the video's frames take {n_pixels} pixels together; at most {limits.max_total_pixels} are allowed: "
-                "send a smaller or shorter one",
+                f"the video's frames take {n_pixels} pixels together in the size that the model sees; at most "
+                f"{limits.max_total_pixels} are allowed: send a shorter one, or ask for fewer frames",
                 param=param,
             )
         watch = Stopwatch(limits.decode_s)
-        out = np.empty((len(wanted), facts.height, facts.width, 3), np.uint8)  # [frames, height, width, rgb]
+        out = np.empty((len(wanted), size.height, size.width, 3), np.uint8)  # [frames, height, width, rgb]
         parts = [p for p in np.array_split(np.arange(len(wanted)), max(1, n_decoders)) if len(p)]
         if len(parts) < 2:
-            self._read_part(wanted, out, watch)
+            self._read_part(wanted, out, size, watch)
         else:
             with ThreadPoolExecutor(len(parts), "hydra-video") as threads:
                 work = [
-                    threads.submit(self._read_part, wanted[p[0] : p[-1] + 1], out[p[0] : p[-1] + 1], watch)
+                    threads.submit(self._read_part, wanted[p[0] : p[-1] + 1], out[p[0] : p[-1] + 1], size, watch)
                     for p in parts
                 ]
                 for one in work:
                     one.result()
         return out if np.array_equal(where, np.arange(len(wanted))) else out[where]
 
-    def _read_part(self, wanted: np.ndarray, out: np.ndarray, watch: Stopwatch) -> None:
+    def _read_part(self, wanted: np.ndarray, out: np.ndarray, size: FrameSize, watch: Stopwatch) -> None:
+        def keep(i: int, frame: np.ndarray) -> None:
+            out[i] = size.resized(frame)
+
         if len(wanted):
-            self._decoder.read(self._source, wanted.tolist(), out, watch)
+            self._decoder.read(self._source, wanted.tolist(), keep, watch)
 
 
 def open_video(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hydrainfer.processor.video.file import Stopwatch, damaged, frames_of, opened
-from hydrainfer.processor.video.frames import VideoSource
+from hydrainfer.processor.video.frames import Keep, VideoSource
 
 _SKIPPING = ("h264", "hevc", "mpeg4", "vp8", "vp9")  # decoders whose skip_frame can change from packet to packet
 
@@ -18,9 +18,9 @@ class PyavDecoder:
     """A `FrameDecoder` that uses PyAV. Every wanted frame is decoded from its own key frame, whatever was decoded
     before, so that the same frame always has the same pixels."""
 
-    def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+    def read(self, source: VideoSource, indices: Sequence[int], keep: Keep, watch: Stopwatch) -> None:
         if source.table.counted:
-            self._count(source, indices, out, watch)
+            self._count(source, indices, keep, watch)
             return
         table = source.table
         key_of = np.searchsorted(table.key_pts, table.pts[indices], side="right") - 1
@@ -29,7 +29,7 @@ class PyavDecoder:
             for key, group in groupby(key_of.tolist()):
                 n = len(list(group))
                 wanted = {int(table.pts[i]): at + j for j, i in enumerate(indices[at : at + n])}
-                if not self._from_key(container, stream, source, key, wanted, out, watch):
+                if not self._from_key(container, stream, source, key, wanted, keep, watch):
                     raise damaged(source.param)
                 at += n
 
@@ -40,33 +40,33 @@ class PyavDecoder:
         source: VideoSource,
         key: int,
         wanted: dict[int, int],
-        out: np.ndarray,
+        keep: Keep,
         watch: Stopwatch,
     ) -> bool:
-        """Decode from a key frame on. Returns whether every frame of `wanted` (pts → row of `out`) was decoded."""
+        """Decode from a key frame on. Returns whether every frame of `wanted` (pts → number) was decoded."""
         last, context = max(wanted), stream.codec_context
         left = dict(wanted)
         for packet in _packets_from(container, stream, source, key, watch):
             if source.codec in _SKIPPING:  # frames that are neither wanted nor a reference are not decoded
                 context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in left else "NONREF"
             for frame in packet.decode():
-                row = left.pop(frame.pts, None)
-                if row is not None:
-                    out[row] = upright(frame, source)
+                number = left.pop(frame.pts, None)
+                if number is not None:
+                    keep(number, upright(frame, source))
                 elif frame.pts is not None and frame.pts > last:
                     return not left
             if not left:
                 return True
         return not left
 
-    def _count(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+    def _count(self, source: VideoSource, indices: Sequence[int], keep: Keep, watch: Stopwatch) -> None:
         """Decode from the start. Frame i is the i-th that the decoder returns."""
-        rows = {index: row for row, index in enumerate(indices)}
-        n_left = len(rows)
+        numbers = {index: number for number, index in enumerate(indices)}
+        n_left = len(numbers)
         with opened(source.data, source.kind, source.max_pixels, source.param) as (container, stream):
             for i, frame in enumerate(frames_of(container, stream, watch, source.param)):
-                if i in rows:
-                    out[rows[i]] = upright(frame, source)
+                if i in numbers:
+                    keep(numbers[i], upright(frame, source))
                     n_left -= 1
                     if not n_left:
                         return

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from PIL import Image
+
 from hydrainfer.core import InvalidRequest
 from hydrainfer.processor.messages import ImagePart, VideoPart, VideoReading
 from hydrainfer.processor.pictures import (
@@ -17,7 +20,9 @@ from hydrainfer.processor.pictures import (
     VideoShape,
     content_key,
     frames_key,
+    resized,
 )
+from hydrainfer.processor.video import FrameSize
 
 
 class Seal(NamedTuple):
@@ -63,7 +68,12 @@ def prepare_video(
     video = part.open(reading)
     indices = chosen_frames(video.shape, adapter, max_frames)
     items = adapter.items(video.shape, indices)
-    arrays = adapter.pixels(video.shape, video.read(indices), reading.resampler)
+    target = adapter.resized(video.shape, len(indices))
+
+    def made(frame: np.ndarray) -> np.ndarray:
+        return resized(Image.fromarray(frame), *target, library=reading.resampler)
+
+    arrays = adapter.pixels(video.shape, video.read(indices, FrameSize(target.width, target.height, made)))
     return tuple(
         Encodable(item, frames_key(pixels, adapter.parameters, *seal), pixels)
         for item, pixels in zip(items, arrays, strict=True)

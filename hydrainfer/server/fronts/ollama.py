@@ -34,7 +34,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat that a body of /api/chat asks for. Raises `InvalidRequest`."""
     pending: list[str] = []  # ids of calls whose results have not come yet
     turns = entries(body.get("messages") or [], "messages")
-    messages = [_message(turn, f"messages.{i}", pending) for i, turn in enumerate(turns)]
+    messages = [message for i, turn in enumerate(turns) for message in _turn(turn, f"messages.{i}", pending)]
     tools = body.get("tools") or None
     return _common(body) | {"messages": messages, **({"tools": tools} if tools else {})}
 
@@ -43,7 +43,7 @@ def generate_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat, with one question, that a body of /api/generate asks for. Raises `InvalidRequest`."""
     system = [{"role": "system", "content": string(body["system"], "system")}] if body.get("system") else []
     question = {"role": "user", "content": body.get("prompt"), "images": body.get("images")}
-    return _common(body) | {"messages": [*system, _message(question, "prompt", [])]}
+    return _common(body) | {"messages": [*system, *_turn(question, "prompt", [])]}
 
 
 def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,32 +98,40 @@ def _format(given: object) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": given}}}
 
 
-def _message(turn: Mapping[str, Any], where: str, pending: list[str]) -> dict[str, Any]:
-    """The chat message of one turn. Ollama's calls have no ids: tool results answer the `pending` calls, in order."""
+def _turn(turn: Mapping[str, Any], where: str, pending: list[str]) -> list[dict[str, Any]]:
+    """The chat messages of one turn. Ollama's calls have no ids: tool results answer the `pending` calls, in order. The
+    pictures of a tool's result become a user message, since only these may have pictures."""
     role, content = turn.get("role"), turn.get("content")
     pictures = turn.get("images") or []
     if not isinstance(pictures, list):
         raise InvalidRequest(f"{where}.images must be a list", param=f"{where}.images")
+    images = [base64_part(data, "image/png", f"{where}.images.{i}") for i, data in enumerate(pictures)]
     if role == "tool":
-        id = pending.pop(0) if pending else "call_0"
+        id = pending.pop(0) if pending else _id(0)
         name = {"name": turn["tool_name"]} if turn.get("tool_name") else {}
-        return {"role": role, "content": content, "tool_call_id": id, **name}
-    thought = {"reasoning_content": turn["thinking"]} if turn.get("thinking") else {}
+        said = {"role": role, "content": content, "tool_call_id": id, **name}
+        return [said, *([{"role": "user", "content": images}] if images else [])]
+    more = {"reasoning_content": turn["thinking"]} if turn.get("thinking") else {}
     if role == "assistant" and turn.get("tool_calls"):
         calls = [_call(c, f"{where}.tool_calls.{i}", i) for i, c in enumerate(entries(turn["tool_calls"], where))]
         pending[:] = [call["id"] for call in calls]
-        return {"role": role, "content": content or None, "tool_calls": calls, **thought}
-    if not pictures:
-        return {"role": role, "content": content, **thought}
-    images = [base64_part(data, "image/png", f"{where}.images.{i}") for i, data in enumerate(pictures)]
-    return {"role": role, "content": [*images, text_part(content or "", f"{where}.content")]}
+        more["tool_calls"] = calls
+        content = content or None
+    if images:
+        content = [*images, text_part(content or "", f"{where}.content")]
+    return [{"role": role, "content": content, **more}]
 
 
 def _call(call: Mapping[str, Any], where: str, index: int) -> dict[str, Any]:
     function = mapping(call.get("function"), f"{where}.function")
     arguments = written(function.get("arguments") or {}, f"{where}.function.arguments")
     return {
-        "id": f"call_{index}",
+        "id": _id(index),
         "type": "function",
         "function": {"name": function.get("name"), "arguments": arguments},
     }
+
+
+def _id(index: int) -> str:
+    """The id of a call. Mistral's templates demand nine letters or digits."""
+    return f"call{index:05d}"

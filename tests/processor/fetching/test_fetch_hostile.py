@@ -1,6 +1,7 @@
 """Servers that answer slowly, without end or in crumbs: what that costs, and whom."""
 
 import asyncio
+import socket
 import threading
 import time
 
@@ -162,6 +163,30 @@ async def test_all_is_done_on_a_thread_of_its_own(tmp_path, monkeypatch):
         async with fetcher.fetched(shown(A, f"file://{tmp_path}/x.png")) as found:
             assert [p.source for p in found[0].images] == [b"abc", b"abc"]
     assert seen == {"hydra-fetch"}
+
+
+async def test_a_name_that_is_not_resolved_keeps_its_slot_until_its_thread_ends(tmp_path, monkeypatch):
+    """Others wait for a slot. They get no error because all threads are in the resolver."""
+    answered = threading.Event()
+
+    def getaddrinfo(host, *_, **__):
+        if host.endswith("slow.example"):
+            answered.wait(20)
+            raise OSError
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, 80))]
+
+    (tmp_path / "x.png").write_bytes(b"abc")
+    async with website({"/x": ok(b"abc")}) as site:
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        fetcher = Fetcher(FetchLimits(n_parallel=2, connect_s=0.1, roots=(tmp_path,)), network=site.network)
+        for i in range(2):
+            with pytest.raises(DeadlineExceeded) as e:
+                await fetcher.get(f"http://{i}.slow.example/x", PICTURE, "p")
+            assert e.value.code == "media_timeout"
+        others = [asyncio.ensure_future(fetcher.get(u, PICTURE, "p")) for u in (A, f"file://{tmp_path}/x.png")]
+        assert not (await asyncio.wait(others, timeout=0.3))[0]
+        answered.set()
+        assert await asyncio.gather(*others) == [b"abc", b"abc"]
 
 
 def _noting(method, note):

@@ -10,15 +10,15 @@ from hydrainfer.assemble.media import media_limits, resampler, video_reading
 from hydrainfer.checkpoint import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
 from hydrainfer.config import load
 from hydrainfer.ops.build import build_resampler
-from hydrainfer.processor import ImagePart, MediaLimits, MediaWorkers
+from hydrainfer.processor import ImagePart, MediaLimits, MediaWorkers, VideoReading
+from hydrainfer.processor.messages import VideoPart
 from hydrainfer.processor.pictures import resample
-from hydrainfer.processor.pictures.adapter import VideoShape
 from hydrainfer.processor.pictures.anyres import AnyresImages, AnyresSettings
 from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import from_image
 from hydrainfer.processor.pictures.qwen import QwenImages
 from hydrainfer.processor.pictures.qwen_video import QwenVideos
-from hydrainfer.processor.workers.prepare import Seal, prepare_image
+from hydrainfer.processor.workers.prepare import Seal, prepare_image, prepare_video
 from tests.equivalence.reference import photo
 
 pytestmark = pytest.mark.cpu
@@ -106,10 +106,10 @@ def test_families_see_the_same_pixels(adapter, size, library):
 
 def test_videos_are_the_same(library):
     adapter = QwenVideos(QwenVideoSettings(frames=QWEN, times="counted"))
-    frames = np.random.default_rng(3).integers(0, 256, (4, 270, 480, 3), np.uint8)
-    shape = VideoShape(4, 2.0, 480, 270, sampled=True)
-    for ours, theirs in zip(adapter.pixels(shape, frames, library), adapter.pixels(shape, frames), strict=True):
-        assert np.array_equal(ours, theirs)
+    part = VideoPart(np.random.default_rng(3).integers(0, 256, (4, 270, 480, 3), np.uint8), "")
+    made = (prepare_video(part, adapter, VideoReading(resampler=path), Seal(b"", ""), 4) for path in (library, ""))
+    for ours, theirs in zip(*made, strict=True):
+        assert np.array_equal(ours.pixels, theirs.pixels) and ours.key == theirs.key
 
 
 def test_a_worker_uses_it(library, tmp_path):

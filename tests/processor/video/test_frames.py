@@ -5,9 +5,10 @@ import struct
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hydrainfer.core import DeadlineExceeded, MediaError, RequestTooLarge
-from hydrainfer.processor.video.frames import VideoFacts, VideoLimits, open_video
+from hydrainfer.processor.video.frames import FrameSize, VideoFacts, VideoLimits, open_video
 from tests.processor.video.videos import all_frames, make_sound, make_video, turned, with_duration
 
 pytestmark = pytest.mark.cpu
@@ -51,6 +52,31 @@ def test_frames_are_those_of_a_serial_decode(name, backend):
         for n_decoders in (1, 2, 3):
             frames = video.read([int(i) for i in indices], n_decoders=n_decoders)
             assert frames.dtype == np.uint8 and np.array_equal(frames, everything[list(indices)])
+
+
+def half(frame):
+    return np.asarray(Image.fromarray(frame).resize((32, 48), Image.Resampling.BICUBIC))
+
+
+HALF = FrameSize(32, 48, half)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("how", ["plain", "turned", "counted"])
+def test_frames_are_resized_as_they_are_decoded(how, backend):
+    data = make_video(kind="avi" if how == "counted" else "mp4")
+    data = turned(data, 90) if how == "turned" else data
+    whole = open_video(data, backend=backend)
+    everything = whole.read(range(40))
+    limits = VideoLimits(max_total_pixels=40 * 32 * 48)  # a quarter of what whole frames have
+    with pytest.raises(MediaError, match="pixels together"):
+        open_video(data, limits, backend=backend).read(range(40))
+    for n_decoders in (1, 3):
+        found = open_video(data, limits, backend=backend).read(range(40), HALF, n_decoders=n_decoders)
+        assert np.array_equal(found, [half(frame) for frame in everything])
+        assert np.array_equal(whole.read([7, 3, 7], HALF, n_decoders=n_decoders), found[[7, 3, 7]])
+    with pytest.raises(MediaError, match="62976 pixels together"):
+        open_video(data, limits).read([*range(40), 0], HALF)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
