@@ -79,11 +79,14 @@ def test_ids_of_calls_fit_every_template():
 def test_pictures_of_a_tool_are_shown_and_those_of_an_assistant_refused(tools_server):  # noqa: F811
     tools_server.say = "A cat."
     image = base64.b64encode(picture()).decode()
-    turns = [*HI["messages"], ASKED, {"role": "tool", "content": "here", "images": [image]}]
-    assert tools_server.post("/api/chat", messages=turns, tools=[ADD], stream=False).status_code == 200
-    assert len(tools_server.engine.submitted[-1].media) == 1
-    prompt = tools_server.prompt()
-    assert prompt.index("here") < prompt.index("<image>")
+    results = [{"role": "tool", "content": text, "images": [image]} for text in ("here", "there")]
+    twice = {**ASKED, "tool_calls": ASKED["tool_calls"] * 2}
+    for asked, told in ((ASKED, results[:1]), (twice, results)):
+        turns = [*HI["messages"], asked, *told]
+        assert tools_server.post("/api/chat", messages=turns, tools=[ADD], stream=False).status_code == 200
+        assert len(tools_server.engine.submitted[-1].media) == len(told)
+        prompt = tools_server.prompt()
+        assert prompt.index(told[-1]["content"]) < prompt.index("<image>"), "results follow the calls directly"
     for said in (ASKED, {"role": "assistant", "content": "so"}):
         turns = [*HI["messages"], {**said, "images": [image]}, {"role": "tool", "content": "here"}]
         refused = tools_server.post("/api/chat", messages=turns, tools=[ADD])

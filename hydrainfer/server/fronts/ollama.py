@@ -7,6 +7,7 @@ from typing import Any
 
 from hydrainfer.core import InvalidRequest
 from hydrainfer.server.fronts.reading import (
+    add_result,
     base64_part,
     entries,
     extensions,
@@ -34,16 +35,19 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat that a body of /api/chat asks for. Raises `InvalidRequest`."""
     pending: list[str] = []  # ids of calls whose results have not come yet
     turns = entries(body.get("messages") or [], "messages")
-    messages = [message for i, turn in enumerate(turns) for message in _turn(turn, f"messages.{i}", pending)]
+    messages: list[dict[str, Any]] = []
+    for i, turn in enumerate(turns):
+        _add(turn, f"messages.{i}", pending, messages)
     tools = body.get("tools") or None
     return _common(body) | {"messages": messages, **({"tools": tools} if tools else {})}
 
 
 def generate_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat, with one question, that a body of /api/generate asks for. Raises `InvalidRequest`."""
-    system = [{"role": "system", "content": string(body["system"], "system")}] if body.get("system") else []
+    messages = [{"role": "system", "content": string(body["system"], "system")}] if body.get("system") else []
     question = {"role": "user", "content": body.get("prompt"), "images": body.get("images")}
-    return _common(body) | {"messages": [*system, *_turn(question, "prompt", [])]}
+    _add(question, "prompt", [], messages)
+    return _common(body) | {"messages": messages}
 
 
 def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,9 +102,8 @@ def _format(given: object) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": given}}}
 
 
-def _turn(turn: Mapping[str, Any], where: str, pending: list[str]) -> list[dict[str, Any]]:
-    """The chat messages of one turn. Ollama's calls have no ids: tool results answer the `pending` calls, in order. The
-    pictures of a tool's result become a user message, since only these may have pictures."""
+def _add(turn: Mapping[str, Any], where: str, pending: list[str], messages: list[dict[str, Any]]) -> None:
+    """Add one turn. Ollama's calls have no ids: tool results answer the `pending` calls, in order."""
     role, content = turn.get("role"), turn.get("content")
     pictures = turn.get("images") or []
     if not isinstance(pictures, list):
@@ -109,8 +112,7 @@ def _turn(turn: Mapping[str, Any], where: str, pending: list[str]) -> list[dict[
     if role == "tool":
         id = pending.pop(0) if pending else _id(0)
         name = {"name": turn["tool_name"]} if turn.get("tool_name") else {}
-        said = {"role": role, "content": content, "tool_call_id": id, **name}
-        return [said, *([{"role": "user", "content": images}] if images else [])]
+        return add_result(messages, {"role": role, "content": content, "tool_call_id": id, **name}, images)
     more = {"reasoning_content": turn["thinking"]} if turn.get("thinking") else {}
     if role == "assistant" and turn.get("tool_calls"):
         calls = [_call(c, f"{where}.tool_calls.{i}", i) for i, c in enumerate(entries(turn["tool_calls"], where))]
@@ -119,7 +121,7 @@ def _turn(turn: Mapping[str, Any], where: str, pending: list[str]) -> list[dict[
         content = content or None
     if images:
         content = [*images, text_part(content or "", f"{where}.content")]
-    return [{"role": role, "content": content, **more}]
+    messages.append({"role": role, "content": content, **more})
 
 
 def _call(call: Mapping[str, Any], where: str, index: int) -> dict[str, Any]:

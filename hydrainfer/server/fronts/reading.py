@@ -76,6 +76,17 @@ def image_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def add_result(messages: list[dict[str, Any]], result: dict[str, Any], pictures: list[dict[str, Any]]) -> None:
+    """Add a tool's message. Its pictures become a user message, since only these may have pictures. It stands behind
+    the results of all calls, since these must follow the calls directly."""
+    shown: list[dict[str, Any]] = []
+    if [m["role"] for m in messages[-2:]] == ["tool", "user"] and isinstance(messages[-1]["content"], list):
+        shown = messages.pop()["content"]
+    messages.append(result)
+    if shown or pictures:
+        messages.append({"role": "user", "content": [*shown, *pictures]})
+
+
 def base64_part(data: object, kind: object, where: str) -> dict[str, Any]:
     """A picture given by its bytes. Its format is found from its first bytes, not from `kind`."""
     return image_part(f"data:{string(kind, where)};base64,{string(data, where)}")

@@ -9,6 +9,7 @@ import orjson
 
 from hydrainfer.core import InvalidRequest
 from hydrainfer.server.fronts.reading import (
+    add_result,
     entries,
     extensions,
     image_part,
@@ -70,7 +71,7 @@ def _messages(given: object) -> list[dict[str, Any]]:
         elif kind == "function_call":
             _call(item, messages)
         elif kind == "function_call_output":
-            messages += _output(item, where)
+            _output(item, where, messages)
         elif kind == "reasoning":
             thoughts.append(_thought(item, where))
             continue
@@ -131,8 +132,8 @@ def _call(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
 
 
-def _output(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The messages of a function's result. Its pictures become a user message, since only these may have pictures."""
+def _output(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
+    """Add a function's result."""
     output = item.get("output")
     if not isinstance(output, str):
         found = [_part(part, f"{where}.output.{i}") for i, part in enumerate(entries(output, f"{where}.output"))]
@@ -140,8 +141,7 @@ def _output(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         output = "\n".join(part["text"] for part in found if part["type"] == "text")
     else:
         pictures = []
-    said = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
-    return [said, *([{"role": "user", "content": pictures}] if pictures else [])]
+    add_result(messages, {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}, pictures)
 
 
 def _tools(tools: object) -> list[dict[str, Any]] | None:
