@@ -3,7 +3,8 @@
     python -m benchmarks.b22_intervals [--replicates 200] [--loads 0.5 0.7 0.85 0.95]
 
 The search of `bench` and `profile` on queues whose goodput under a limit is known, at several shares of the capacity.
-`thorough`: up to six runs a rate, the first of 800 requests, as `profile` has them; `quick`: up to three from 400 on.
+`thorough`: up to six runs at each rate, the first of 800 requests; `quick`: up to three, the first of 400. `bench` has
+up to three, the first of 100 requests or more; `profile` two or three, the first of 1,000 (`--requests` of both).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def searched(queue: str, limit: float, seed: int, n_first: int, max_runs: int) -
     while (ask := search.next()) is not None:
         at_s = np.cumsum(rng.exponential(1 / ask.rate, n_first * ask.times))
         took_s = sojourns(queue, at_s, rng)
-        search.tell(ask.rate, Series(at_s, took_s, took_s <= limit))
+        search.tell(ask.rate, Series(at_s, took_s, took_s <= limit, limit))
         n += len(at_s)
     return search.result(), n
 

@@ -186,6 +186,7 @@ def trace(**flags: Any) -> None:
 
 def _tell(console: Console, made: Any, out: Path, url: str | None, model: str) -> None:
     """Print what the recording holds, what is missing and why, and how to use it."""
+    from hydrainfer.workload.measuring import LoadPlan
     from hydrainfer.workload.output import say_next
 
     lengths = [c.max_tokens for c in made.recording.chats]
@@ -199,8 +200,10 @@ def _tell(console: Console, made: Any, out: Path, url: str | None, model: str) -
         console.print(f"[dim]for `hydrainfer bench`, record at least {_FEWEST}: --requests[/dim]")
         return
     words = ["hydrainfer", "bench", url or URL, *(["--model", model] if model else []), "--workload", str(out)]
-    words += ["--goodput", "ttft:250", "tpot:40", "--max-rate", f"{len(lengths) / 10:g}"]  # each run lasts 10 s
-    say_next(console, words + (["--requests", str(len(lengths))] if len(lengths) < 100 else []))
+    longer = 2 ** (LoadPlan().max_runs - 1)  # the last run at a rate, as a multiple of the first
+    n_first = len(lengths) // longer
+    words += ["--goodput", "ttft:250", "tpot:40", "--max-rate", f"{n_first / 10:g}"]  # the first runs last 10 s
+    say_next(console, words + (["--requests", str(n_first)] if n_first < 100 else []))
 
 
 def _reasons(failures: Sequence[Any]) -> list[str]:

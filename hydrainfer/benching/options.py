@@ -27,7 +27,7 @@ Preset = Annotated[
     str | None, flag(_SLO, "ttft=0.25,tpot=0.04 (s), or a preset of configs/slo, with :DATASET if not the workload's.")
 ]
 Parts = Annotated[list[str] | None, flag(_SLO, "SLOs in ms: ttft:250 tpot:40 e2e:2000.")]
-MinSeconds = Annotated[float | None, flag(_LOAD, "A run lasts so long; auto: 10, or 5 TTFT SLOs.")]
+MinSeconds = Annotated[float | None, flag(_LOAD, "The least length of a run; auto: 10, or 5 TTFT SLOs.")]
 Timeout = Annotated[float, flag(_LOAD, "A request without an end by then has failed.")]
 ModelName = Annotated[str, flag(_SERVER, "Its name; default: the first the server has.")]
 ApiKey = Annotated[str | None, flag(_SERVER, "Bearer token.", envvar="OPENAI_API_KEY")]
@@ -56,15 +56,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: Annotated[str, flag(_LOAD, "poisson, constant, gamma or replay.")] = "poisson"
     burst_shape: Annotated[float, flag(_LOAD, "Of gamma arrivals: below 1 is burstier than Poisson.")] = 0.5
     arrival_trace: Annotated[Path | None, flag(_LOAD, "Replay these times (Azure, BurstGPT, Mooncake).")] = None
-    speed: Annotated[float, flag(_LOAD, "Replay so many times as fast.")] = 1.0
+    speed: Annotated[float, flag(_LOAD, "The speed of a replay, as a multiple of the recorded one.")] = 1.0
     requests: Annotated[int, flag(_LOAD, "Per run, at least.")] = 100
     min_seconds: MinSeconds = None
-    runs: Annotated[int, flag(_LOAD, "Each load so often, with another seed each.", ge=1)] = 1
+    runs: Annotated[int, flag(_LOAD, "How often each load is run, with another seed each time.", ge=1)] = 1
     timeout_s: Timeout = 600.0
     first_rate: Annotated[float | None, flag(_SEARCH, "Where the search starts; default: from one alone.")] = None
     max_rate: Annotated[float, flag(_SEARCH, "Where the search ends.")] = 1e4
     tolerance: Annotated[float, flag(_SEARCH, "How exact the search is, relative.")] = 0.05
-    search_minutes: Annotated[float, flag(_SEARCH, "At most so long; then it says what is undecided.", ge=0)] = 4.0
+    search_minutes: Annotated[float, flag(_SEARCH, "Minutes that a search may take, decided or not.", ge=0)] = 4.0
     json: JsonFlag = False
     out: Annotated[Path | None, _FOLDER] = None
 

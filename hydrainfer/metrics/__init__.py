@@ -13,10 +13,11 @@ from hydrainfer.metrics.attainment import (
     quantile_interval,
     wilson,
 )
+from hydrainfer.metrics.blame import blamed, per_token
 from hydrainfer.metrics.http import HttpCounts
 from hydrainfer.metrics.prometheus import Ended, PrometheusRecorder, QueueStats
 from hydrainfer.metrics.search import Ask, Goodput, Search
-from hydrainfer.metrics.steady import Series, steady_state
+from hydrainfer.metrics.steady import Series, delay_limit_s, steady_state
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 __all__ = [
@@ -35,8 +36,11 @@ __all__ = [
     "Timelines",
     "Verdict",
     "at_quantile",
+    "blamed",
+    "delay_limit_s",
     "effective_n",
     "judge",
+    "per_token",
     "quantile_interval",
     "steady_state",
     "wilson",

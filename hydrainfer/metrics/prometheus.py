@@ -18,6 +18,7 @@ PREFIX = "hydrainfer:"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _KEPT = 1024  # timelines and ended requests that are kept
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+_REASONS = ("stop", "length", "abort", "error")  # why a request ends
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From arrival to the first token.", _SECONDS),
@@ -45,16 +46,16 @@ _OF_INSTANCES = {
     "cache_blocks": "Blocks of the cache.",
     "cache_reusable_blocks": "Blocks that nobody holds and whose content can be found again.",
     "num_preemptions": "Times that a request lost its KV blocks to others.",
-    "mm_cache_queries": "Pictures that requests wanted encoded here.",
-    "mm_cache_hits": "Pictures of those whose embeddings were found.",
-    "prefix_cache_queries": "Prompt tokens that requests wanted prefilled here.",
-    "prefix_cache_hits": "Prompt tokens of those that had been computed before.",
-    "prefix_cache_missed": "Prompt tokens whose KV is kept, computed again for want of a window or state there.",
+    "mm_cache_queries": "Pictures of requests that came to be encoded.",
+    "mm_cache_hits": "Pictures of such requests whose embeddings were in the cache.",
+    "prefix_cache_queries": "Prompt tokens of requests that came to be prefilled.",
+    "prefix_cache_hits": "Prompt tokens of such requests whose KV was in the cache.",
+    "prefix_cache_missed": "Prompt tokens whose KV is in the cache, computed again because a window or state is gone.",
     "engine_steps": "Batches executed.",
     "requests_landed": "Requests that came from other instances.",
     "blocks_pulled": "Blocks copied from other instances.",
 }
-"""The help text of each instance's metrics, by the end of their names, which may follow the name of a cache."""
+"""The help texts of the instances' metrics. The name of a metric is a key, or ends with one after a cache's name."""
 
 
 class QueueStats(NamedTuple):
@@ -110,8 +111,12 @@ class PrometheusRecorder:
         doc = "Time spent in each of the eight intervals of a request's life."
         self._interval_s = counter("request_interval_seconds", doc, "interval")
         kinds = ("prompt", "generation")
-        self._tokens = {kind: counter(f"{kind}_tokens", f"{kind.title()} tokens so far.") for kind in kinds}
+        self._tokens = {
+            kind: counter(f"{kind}_tokens", f"{kind.title()} tokens so far.").labels(model) for kind in kinds
+        }
         self._success = counter("request_success", "Requests ended, by reason.", "finished_reason")
+        for reason in _REASONS:
+            self._success.labels(model, reason)  # so that it is 0 before the first one
         doc = "Times that a request went on elsewhere because its instance had died."
         self._recovered = counter("requests_recovered", doc).labels(model)
         facts = (*labels, "enable_prefix_caching")
@@ -126,10 +131,11 @@ class PrometheusRecorder:
         if timeline is None:
             return
         if event.kind is EventKind.ARRIVED:
-            self._tokens["prompt"].labels(self._model).inc(event.n)
+            self._tokens["prompt"].inc(event.n)
             self._histograms["request_prompt_tokens"].observe(event.n)
             self.n_tokens = (self.n_tokens[0] + event.n, self.n_tokens[1])
         elif event.kind is EventKind.TOKEN:
+            self._tokens["generation"].inc()
             self.n_tokens = (self.n_tokens[0], self.n_tokens[1] + 1)
         if event.kind is EventKind.RECOVERED:
             self._recovered.inc()
@@ -184,7 +190,6 @@ class PrometheusRecorder:
                 self._histograms[name].observe(value)
         for interval in INTERVALS:
             self._interval_s.labels(self._model, interval).inc(timeline.intervals_s.get(interval, 0.0))
-        self._tokens["generation"].labels(self._model).inc(len(timeline.token_s))
         self._success.labels(self._model, timeline.finish_reason).inc()
 
     def page(self) -> bytes:

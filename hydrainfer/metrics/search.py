@@ -68,6 +68,7 @@ class Search:
         self._runs: dict[float, list[Series]] = {}
         self._found: dict[float, Steady] = {}
         self._not_ours: dict[float, str] = {}
+        self._left: dict[float, str] = {}
 
     def tell(self, rate: float, run: Series) -> None:
         """Add the result of a run at `rate`. `run`: at least one request."""
@@ -79,8 +80,16 @@ class Search:
         `why`."""
         self._not_ours[rate] = why
 
+    def leave(self, rate: float, why: str) -> None:
+        """Do not run `rate` again, as there are too few requests for that. If it never ran, no higher rate is tried
+        either. The result's note has `why`."""
+        if rate in self._found:
+            self._left[rate] = why
+        else:
+            self.give_up_above(rate, why)
+
     def next(self) -> Ask | None:
-        low, high = self._low or 0.0, self._high or math.inf
+        low, high = self._low or 0.0, min([*self._not_ours, self._high or math.inf])
         for rate, found in self._found.items():
             if low < rate < high and found.carried(self._target) is None and self._may_tell(rate):
                 return Ask(rate, 2 ** len(self._runs[rate]))
@@ -92,7 +101,7 @@ class Search:
         that the queue grows. A queue beyond its capacity grows in proportion to time, while the limit for chance grows
         only with the square root of time."""
         runs, found = self._runs[rate], self._found[rate]
-        left = self._max_runs - len(runs)
+        left = self._max_runs - len(runs) if rate not in self._left else 0
         if not left:
             return False
         longest = len(runs[-1].met) * 2**left
@@ -109,8 +118,9 @@ class Search:
             assert most is not None
             return min(most * self._factor, self._max_rate) if most < self._max_rate else None
         if low is None:
-            n_tried = sum(rate <= self._first for rate in self._found)  # the steps become larger
-            least = min([self._first, *self._found])
+            tried = {*self._found, *self._not_ours}
+            n_tried = sum(rate <= self._first for rate in tried)  # the steps become larger
+            least = min([self._first, *tried])
             return least / self._factor ** max(1, n_tried) if least > self._first / _FAR_BELOW else None
         gaps = [(low, high)] if most is None or not open_ else [(low, least), (most, high)]
         a, b = max(gaps, key=lambda gap: gap[1] / gap[0])
@@ -166,6 +176,9 @@ class Search:
         return low[0]
 
     def _note(self) -> str:
+        return "; ".join(filter(None, (self._ending(), next(iter(self._left.values()), ""))))
+
+    def _ending(self) -> str:
         if self._not_ours:
             return self._not_ours[min(self._not_ours)]
         shares = sorted((rate, s.met.share) for rate, s in self._found.items())

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hydrainfer.config import Slo
 from hydrainfer.metrics.attainment import Z95, Proportion, effective_n, wilson
 
 ENOUGH = 24.0
@@ -39,12 +40,19 @@ _GROWS = NormalDist().inv_cdf(1 - 0.025 / 2)  # a reflected walk has two tails
 
 class Series(msgspec.Struct, frozen=True):
     """The requests of one run in the order of arrival. `at_s`: arrival times; `delay_s`: times to first token, inf for
-    none; `met`: whether the SLO was met. `limit_s`: the SLO's limit on the delay, if known."""
+    none; `met`: whether the SLO was met. `limit_s`: the SLO's limit on the delay (`delay_limit_s`), 0 if not known."""
 
     at_s: Sequence[float] | NDArray[np.float64]
     delay_s: Sequence[float] | NDArray[np.float64]
     met: Sequence[bool] | NDArray[np.bool_]
     limit_s: float = 0.0
+
+
+def delay_limit_s(slo: Slo, rest_s: Sequence[float]) -> float:
+    """The longest time to first token with which a request meets the SLO; inf if the SLO only limits tokens. `rest_s`:
+    the seconds from the first token to the end of each request. An E2E limit leaves what their median does not take."""
+    of_e2e = math.inf if slo.e2e_s is None else slo.e2e_s - median(rest_s or [0.0])
+    return min(of_e2e, math.inf if slo.ttft_s is None else slo.ttft_s)
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,7 +70,8 @@ def answer(
     return (
         LayoutPlan(
             model=asked.shape.name,
-            devices=n_devices,
+            devices=n_devices * q.tensor_parallel,
+            per_instance=q.tensor_parallel,
             device=asked.hardware,
             measured=isinstance(asked.cost, CostFile),
             workload={"dataset": asked.workload.dataset, "source": asked.workload.source, **summary(asked.trace)},
@@ -131,7 +132,7 @@ def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on
         study = studies[n_devices - 1][0]
         if n_devices:
             return _Searched(study, n_devices, found, [])
-        note = f"{q.rate:g} requests/s are more than {q.devices} devices carry within the SLO."
+        note = f"{q.rate:g} requests/s are more than {q.devices} devices carry within the SLO for certain."
         return _Searched(study, asked.n_instances, found, [note])
     found = ranked_at(
         study,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     first token within `ttft_s` and a mean time per token within `tpot_s`; "throughput": requests per second at `rate`;
     "ttft", "tpot", "e2e": mean seconds at `rate`. `rate`: None if all requests arrive at once. `tokens`, `running`: the
     engine's budgets, if not the usual ones. `at_least`: the value is a lower limit, as no more was tried. `fit`:
-    whether engines may be fitted to this measurement; if not, it only shows their error."""
+    whether engines may be fitted to this measurement; if not, it only shows their error. Raises `ConfigError`."""
 
     name: str
     source: str
@@ -53,6 +54,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     running: int | None = None
     at_least: bool = False
     fit: bool = True
+
+    def __post_init__(self) -> None:
+        numbers = ("value", "text", "output", "requests", "rate", "target", "ttft_s", "tpot_s", "tokens", "running")
+        given = {name: getattr(self, name) for name in numbers} | {"pictures": min(chain(*self.pictures), default=None)}
+        for name, number in given.items():
+            if number is not None and not 0 < number < math.inf:
+                raise ConfigError(f"{self.name}: {name} must be positive, not {number:g}", param="calibrate")
 
 
 def read_measured(path: Path) -> tuple[Measured, ...]:
@@ -112,13 +120,25 @@ def _mixes(m: Measured) -> bool:
 
 def _usual(engine: EngineModel, points: Sequence[Measured]) -> float:
     """The geometric mean of the factors by which predictions are too good."""
-    return math.exp(statistics.fmean(math.log(off_by(m, predicted(m, engine))) for m in points))
+    return math.exp(statistics.fmean(_log_off(m, engine) for m in points))
+
+
+def _log_off(m: Measured, engine: EngineModel) -> float:
+    """The logarithm of `off_by`. Raises `ConfigError` if the prediction is 0, as no engine can be fitted to that."""
+    value = predicted(m, engine)
+    if value <= 0.0:
+        raise ConfigError(
+            f"{m.name}: the predicted {m.quantity} is 0, so {engine.name} cannot be fitted to it; check the point, or "
+            "leave it out",
+            param="calibrate",
+        )
+    return math.log(off_by(m, value))
 
 
 def error_of(engine: EngineModel, points: Sequence[Measured]) -> float:
     """The `error` of an engine: nine of ten measurements lie within a factor of 1 + `error` of their prediction, if
     errors are log-normal."""
-    logs = [math.log(off_by(m, predicted(m, engine))) for m in points]
+    logs = [_log_off(m, engine) for m in points]
     return math.exp(_Z90 * math.sqrt(statistics.fmean(x * x for x in logs))) - 1.0
 
 

@@ -92,6 +92,7 @@ def _run(asked: ProfileSetup, path: Path, rates: tuple[float, ...], console: Con
         data=q.data,
         pictures=q.pictures,
         like=asked.shape.name,
+        target=q.target,
         arrivals=q.arrivals or "poisson",
         burst_shape=burst_shape(q),
         rates=rates,

@@ -11,8 +11,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig, cache_folder
+from hydrainfer.machine import cpu_name, instruction_sets
 from hydrainfer.planner.costs import CostFile, write_cost_file
 from hydrainfer.profiling.question import Measure
+from hydrainfer.version import __version__
 
 
 def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measure:
@@ -51,7 +53,11 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
 
 def _key(config: ServeConfig) -> str:
     """A hash of all that a measurement depends on. Models of the same name in two folders have different keys."""
+    import torch
+
     where = str(model_folder(config).resolve())
     numbers = (config.dtype, config.quantization)
-    what = (where, config.device, *numbers, config.native_kernels, config.block_tokens, config.threads)
+    gpu = torch.cuda.get_device_name() if config.device != "cpu" and torch.cuda.is_available() else ""
+    machine = (cpu_name(), instruction_sets(), gpu, str(torch.__version__), __version__)
+    what = (where, config.device, *numbers, config.native_kernels, config.block_tokens, config.threads, *machine)
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]

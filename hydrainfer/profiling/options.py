@@ -73,7 +73,7 @@ class Profile(ProfileQuestion, frozen=True, kw_only=True):
     exhaustive: Annotated[bool, flag(_HOW, "Measure every layout to the end; takes long.")] = False
     grid: Annotated[bool, flag(_HOW, "Also the best method over tighter and looser SLOs.")] = False
     validate: Annotated[
-        int, flag(_HERE, "Run so many of the best for real; without a number, the best one.", ge=0, bare="1")
+        int, flag(_HERE, "Number of the best layouts to run for real; without a number, 1.", ge=0, bare="1")
     ] = 0
     measure_minutes: Annotated[
         float | None, flag(_HERE, f"At most, for measuring this machine; default: {MEASURE_MINUTES:g}.")
@@ -85,7 +85,7 @@ class Profile(ProfileQuestion, frozen=True, kw_only=True):
 
 
 def check_flags(q: Profile) -> None:
-    """Raises `ConfigError` for flags that have no effect beside others, and if `--out` cannot be a folder."""
+    """Raises `ConfigError` for flags that have no effect with the other flags, and if `--out` cannot be a folder."""
     if q.out is not None:
         _check_out(q.out)
     times = "--hardware" if q.hardware is not None else "--cost-model" if q.cost_model is not None else None
@@ -100,6 +100,13 @@ def check_flags(q: Profile) -> None:
             "--exhaustive is for --objective goodput: all layouts that may carry --rate are tried anyway; leave it out",
             param="exhaustive",
         )
+    if q.rate is not None and q.objective == "goodput":
+        raise ConfigError(
+            "--rate is for the objectives devices, ttft and tpot: --objective goodput finds the rate; leave it out",
+            param="rate",
+        )
+    if q.grid and q.out is None and not q.json:
+        raise ConfigError("--grid is for the page and the JSON: give --out DIR or --json as well", param="grid")
     if q.calibrate is not None and (q.cost_model is not None or q.hardware is None):
         raise ConfigError(
             "--calibrate fits an engine on described devices: give --hardware, and no --cost-model", param="calibrate"

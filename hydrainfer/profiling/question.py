@@ -269,8 +269,8 @@ def _arrivals(q: ProfileQuestion) -> OpenLoop | None:
 
 
 def _more(q: ProfileQuestion, workload: Workload) -> tuple[TraceRequest, ...]:
-    """Requests for the longer runs of the goodput search; none if the workload has a fixed number of requests."""
-    if q.objective != "goodput" or workload.source != "synthetic":
+    """Requests for the longer runs at a rate; none if the workload has a fixed number of requests."""
+    if workload.source != "synthetic":
         return ()
     return tuple(trace_of(workload, prompts_of(q.model), _LONGER * q.requests, (q.seed + 1) << 20, _arrivals(q)))
 

@@ -130,8 +130,12 @@ def others(plan: LayoutPlan, n: int | None = None) -> str:
     if below and plan.objective == _SEARCHED:
         most = max(row.goodput_high or row.bound for row in below)
         parts.append(f"{len(below)} others: less than {most:.3g} requests/s for certain")
-    elif below:
-        parts.append(f"{len(below)} others do not carry {said(plan.rate)} requests/s within the SLO")
+    else:
+        n_open = len(_undecided(plan))
+        if n := len(below) - n_open:
+            parts.append(f"{n} others do not carry {said(plan.rate)} requests/s within the SLO")
+        if n_open:
+            parts.append(f"{n_open} undecided at {said(plan.rate)} requests/s: repeat it with more --requests")
     return "; ".join(parts) + "." if parts else ""
 
 
@@ -173,6 +177,20 @@ def _were(rows: Sequence[Row]) -> str:
 
 def _measured(plan: LayoutPlan) -> list[Row]:
     return [row for row in plan.layouts if row.goodput]
+
+
+def _undecided(plan: LayoutPlan) -> list[Row]:
+    """The layouts of which the runs could not tell whether they carry the rate that was asked for."""
+    if plan.rate is None or plan.objective == _SEARCHED:
+        return []
+    return [row for row in plan.layouts if not row.goodput and (row.goodput_high or 0.0) > plan.rate]
+
+
+def _not_carried(plan: LayoutPlan, row: Row) -> str:
+    """What is known of a layout that does not certainly carry the rate that was asked for."""
+    if row in _undecided(plan):
+        return f"whether {row.layout} carries that rate is undecided, repeat it with more --requests"
+    return f"{row.layout} does not carry that rate within the SLO"
 
 
 def only_epd(plan: LayoutPlan) -> Row | None:
@@ -228,13 +246,13 @@ def _times(ratio: float) -> str:
 
 
 def _fewest(plan: LayoutPlan, best: Row) -> Iterator[str]:
-    n, rate = plan.devices, said(plan.rate)
+    n, rate, single = plan.devices, said(plan.rate), plan.devices == plan.per_instance
     enough = f"{n} device{'' if n == 1 else 's'} carr{'ies' if n == 1 else 'y'} {rate} requests/s within the SLO"
-    fewer = ", fewer do not" if n > 1 else ""
+    fewer = "" if single else ", no fewer do for certain"
     met = f" ({percent(best.attainment)} of the requests meet it)" if best.attainment is not None else ""
     yield f"{enough}{fewer}: as {best.layout}{met}."
     epd = only_epd(plan)
-    if n == 1 or epd is None:
+    if single or epd is None:
         return
     if epd is best:
         yield f"Do not split: {epd.layout} is the layout that meets it most often."
@@ -242,7 +260,7 @@ def _fewest(plan: LayoutPlan, best: Row) -> Iterator[str]:
         share = f", for {percent(epd.attainment)} of the requests" if epd.attainment is not None else ""
         yield f"You need not split: {epd.layout} carries it as well{share}."
     else:
-        yield f"Without splitting they do not: {epd.layout} does not carry it."
+        yield f"Without splitting, they do not for certain: {_not_carried(plan, epd)}."
 
 
 def _quickest(plan: LayoutPlan, best: Row) -> Iterator[str]:
@@ -258,7 +276,7 @@ def _quickest(plan: LayoutPlan, best: Row) -> Iterator[str]:
     elif epd is None:
         yield f"{least}."
     elif seconds is None or theirs is None:
-        yield f"{least}; {epd.layout} does not carry that rate within the SLO."
+        yield f"{least}; {_not_carried(plan, epd)}."
     elif seconds >= theirs * (1 - TOLERANCE):
         yield f"Do not split: {epd.layout} has a {name} p90 of {ms(theirs)} ms there; {least}, hardly less."
     else:
@@ -275,6 +293,12 @@ def _nothing(plan: LayoutPlan) -> str:
     tried = [(a, row) for row in plan.layouts for a in row.attempts]
     slo, share = str(plan.slo), f"{plan.target * 100:g} % of the requests"
     where = f" at {said(plan.rate)} requests/s" if plan.rate is not None else ""
+    if unsure := _undecided(plan):
+        n = max(a.n for row in unsure for a in row.attempts)
+        return (
+            f"No layout certainly meets the SLO ({slo}, for {share}){where}: runs of up to {n} requests are too short "
+            f"to tell for {unsure[0].layout}."
+        )
     best = max(tried, key=lambda t: (not t[0].stopped, t[0].n_met / max(t[0].n, 1), t[0].rate), default=None)
     if best is None:
         most = max((row.bound for row in plan.layouts), default=0.0)

@@ -1,10 +1,17 @@
-"""What the flags of `bench` come to."""
+"""What the flags of `bench` come to, and the command that `trace` names."""
+
+import io
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from hydrainfer.benching.commands import _tell
 from hydrainfer.benching.options import objective_of, sorted_out
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
+from hydrainfer.workload.measuring import Effort, FirstPass, LoadPlan
+from hydrainfer.workload.sources import ChatRequest, Recording
 
 pytestmark = pytest.mark.unit
 LIMITS = Slo(ttft_s=0.25, tpot_s=0.04)
@@ -37,3 +44,14 @@ def test_limits_are_given_once():
         objective_of(["ttft:250"], "tpot=0.04", None, "textcaps", True)
     with pytest.raises(ConfigError):
         objective_of([], "nothing=3", None, "textcaps", True)
+
+
+@pytest.mark.parametrize(("n", "said"), [(800, "--max-rate 20"), (100, "--max-rate 2.5 --requests 25")])
+def test_a_recording_has_enough_requests_for_the_command_that_trace_names(n, said):
+    out = io.StringIO()
+    made = FirstPass(Recording(dataset="d", chats=(ChatRequest(text="why?"),) * n), (), "")
+    _tell(Console(file=out), made, Path("r.jsonl"), None, "")
+    assert f"tpot:40 {said}\n" in out.getvalue()
+    numbers = dict(zip(said.split()[::2], map(float, said.split()[1::2])))
+    effort = Effort(requests=int(numbers.get("--requests", 100)))
+    assert effort.n_at(numbers["--max-rate"]) * 2 ** (LoadPlan().max_runs - 1) <= n

@@ -83,6 +83,23 @@ def test_the_page_carries_the_names_dashboards_key_on():
     assert 'engine_steps_total{engine="D1"' not in page and 'engine_steps_total{engine="D2"' not in page
 
 
+def test_counters_begin_at_zero_and_tokens_count_as_they_are_sent():
+    recorder = PrometheusRecorder("m", list)
+    page = recorder.page().decode()
+    for kind in ("prompt", "generation"):
+        assert f'hydrainfer:{kind}_tokens_total{{model_name="m"}} 0.0' in page
+    for reason in ("stop", "length", "abort", "error"):
+        assert f'hydrainfer:request_success_total{{finished_reason="{reason}",model_name="m"}} 0.0' in page
+    *before, finished = events()
+    for e in before:
+        recorder.record(e)
+    generated = 'hydrainfer:generation_tokens_total{model_name="m"} 3.0'
+    assert generated in recorder.page().decode(), "before the request has ended"
+    recorder.record(LifecycleEvent("r", EventKind.RECOVERED, 6.0))
+    recorder.record(finished)
+    assert generated in recorder.page().decode()
+
+
 def test_latencies_of_events_that_overtake_each_other():
     """The first token is told before its arrival, and the second before the first."""
     recorder = PrometheusRecorder("m", list)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.queues import CAPACITY, QUEUES, limit_s, searched, sojourns
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
-from hydrainfer.metrics import Ask, Search, Series, effective_n, steady_state, wilson
+from hydrainfer.metrics import Ask, Search, Series, delay_limit_s, effective_n, steady_state, wilson
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +32,7 @@ def run_at(rate, n, limit, seed=0, queue="M/M/1"):
     rng = np.random.default_rng(seed)
     at_s = np.cumsum(rng.exponential(1 / rate, n))
     took_s = sojourns(queue, at_s, rng)
-    return Series(at_s, took_s, took_s <= limit)
+    return Series(at_s, took_s, took_s <= limit, limit)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,23 @@ def test_a_rate_is_carried_if_it_would_be_for_ever(load, n, carried):
     assert state.carried(0.9) is carried and state.grows == (carried is False)
     if carried is None:
         assert not state.settled and state.n_wanted > n
+
+
+@pytest.mark.parametrize("ttft_s", [None, 9.0])
+def test_a_queue_beyond_an_e2e_limit_is_not_carried_by_chance(ttft_s):
+    """A short run may meet it. Such a run would count if only a limit on the first token were known, which is far
+    beyond the delays, or not set."""
+    limit = limit_s("M/M/1", 0.85 * CAPACITY)
+    allowed = delay_limit_s(Slo(ttft_s=ttft_s, e2e_s=1.7 + limit), [1.6, 1.7, 9.0])
+    assert allowed == pytest.approx(limit)
+    for seed in range(20):
+        run = run_at(0.88 * CAPACITY, 1600, allowed, seed)
+        assert steady_state([run]).carried(0.9) is not True, seed
+
+
+def test_the_limit_on_the_first_token():
+    assert delay_limit_s(Slo(ttft_s=1.0, e2e_s=2.0), [0.5, 0.7, 9.0]) == 1.0
+    assert delay_limit_s(Slo(tpot_s=1.0), []) == np.inf
 
 
 def test_a_queue_that_grows_is_not_carried_though_all_have_met():
@@ -147,6 +164,35 @@ def test_a_client_that_cannot_keep_up_is_a_limit():
     rates = told(search, lambda _: 1.0)
     found = search.result()
     assert all(8 < r < 16 for r in rates) and found.note == "the client was late" and 15 < found.rate_per_s < 16
+
+
+def test_a_rate_without_more_requests_stays_undecided():
+    """The search goes on with other rates, and does not ask for a longer run again."""
+    search, asked = Search(4.0, tolerance=0.2), []
+    while (ask := search.next()) is not None:
+        asked.append(ask)
+        assert len(asked) < 30
+        n = 100 * ask.times
+        if n > 150 or ask.rate > 30:
+            search.leave(ask.rate, f"{n} are too many")
+        else:
+            search.tell(ask.rate, plain(ask.rate, 1.0 if ask.rate < 12 else 0.9, n))
+    found = search.result()
+    assert len(set(asked)) == len(asked) and {a.times for a in asked} == {1, 2}
+    assert 8.0 <= found.low < 12 and found.high is None and found.note.endswith("200 are too many")
+    nothing = Search(4.0)
+    for _ in range(30):
+        if (ask := nothing.next()) is not None:
+            nothing.leave(ask.rate, "none")
+    assert nothing.next() is None and nothing.result().rate_per_s == 0.0
+
+
+def test_a_rate_at_which_the_client_was_late_is_not_run_again():
+    search = Search(8.0)
+    search.tell(8.0, plain(8.0, 0.9, 100))
+    assert search.next() == Ask(8.0, 2)
+    search.give_up_above(8.0, "the client was late")
+    assert search.next() == Ask(4.0, 1)
 
 
 @pytest.mark.parametrize("wrong", [{"first": 0.0}, {"first": 1.0, "target": 0}, {"first": 1.0, "max_runs": 0}])

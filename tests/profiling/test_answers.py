@@ -65,6 +65,11 @@ def test_nothing_meets_the_slo():
     assert "best attainable is 8EPD at 3 requests/s, where 42.0 % meet it (TTFT p90 400 ms, TPOT p90 20 ms)" in text
 
 
+def test_a_rate_that_runs_cannot_decide_is_not_denied():
+    text = said(below("8EPD", "EPD", 40.0, attempts=(failed(20.0, 100),)), objective="devices", rate=20.0)
+    assert text.startswith("No layout certainly meets the SLO") and "at 20 requests/s: runs of up to 100" in text
+
+
 def test_a_bound_is_not_blamed_for_the_slo():
     text = said(below("1E7PD", "E+PD", 40.0, attempts=(failed(5.0, 2, 30, stopped=True),)))
     assert "Nothing meets" in text and "impossible" not in text
@@ -77,9 +82,10 @@ def test_fewest_devices():
     best, epd = row("1E1PD", "E+PD", 20.0, 20.0, 25.0), row("2EPD", "EPD", 20.0, 20.0, 25.0)
     asked = {"objective": "devices", "rate": 20.0, "devices": 2}
     assert said(best, below("2EPD", "EPD", 18.0), **asked).startswith("2 devices carry 20 requests/s within the SLO,")
-    assert "fewer do not: as 1E1PD (93.0 % of" in said(best, epd, **asked)
+    assert "no fewer do for certain: as 1E1PD (93.0 % of" in said(best, epd, **asked)
     assert "You need not split: 2EPD carries it as well" in said(best, epd, **asked)
-    assert "2EPD does not carry it" in said(best, below("2EPD", "EPD", 18.0), **asked)
+    assert "2EPD does not carry that rate" in said(best, below("2EPD", "EPD", 18.0), **asked)
+    assert "whether 2EPD carries that rate is undecided" in said(best, below("2EPD", "EPD", 25.0), **asked)
     assert "Do not split" in said(epd, best, **asked)
     one = said(row("1EPD", "EPD", 20.0, 20.0, 25.0), **asked | {"devices": 1})
     assert one == "1 device carries 20 requests/s within the SLO: as 1EPD (93.0 % of the requests meet it)."
@@ -102,7 +108,11 @@ def test_layouts_that_are_not_in_the_table_are_one_line():
     assert others(whole()) == "139 others: less than 40 requests/s for certain."
     assert others(whole(), 1).startswith("1 more was measured (50 to 50 requests/s); 139 others")
     assert others(plan(SPLIT, EPD)) == ""
-    assert "1 others do not carry 20" in others(plan(SPLIT, below("8EPD", "EPD", 18.0), objective="ttft", rate=20.0))
+    rows = (SPLIT, below("8EPD", "EPD", 18.0), below("7EPD+1D", "EPD", 25.0))
+    assert others(plan(*rows, objective="ttft", rate=20.0)) == (
+        "1 others do not carry 20 requests/s within the SLO; 1 undecided at 20 requests/s: repeat it with more "
+        "--requests."
+    )
     lines = conclusions(whole())
     assert lines[0].startswith("1E7PD carries most") and lines[-1] == whole().notes[0]
 

@@ -1,5 +1,7 @@
 """Engines fitted to what was measured of them."""
 
+import json
+
 import msgspec
 import pytest
 
@@ -40,3 +42,30 @@ def test_files(tmp_path):
         path.write_text(text)
         with pytest.raises(ConfigError, match=needle):
             read_measured(path)
+
+
+def test_a_point_that_cannot_be_attained_is_named():
+    """No rate meets this TTFT, and an answer of one token has no time per token."""
+    m = msgspec.structs.replace(POINT, name="that one", requests=12)
+    limits = {"quantity": "goodput", "ttft_s": 1e-4, "tpot_s": 0.05}
+    for point in (msgspec.structs.replace(m, **limits), msgspec.structs.replace(m, output=1)):
+        with pytest.raises(ConfigError, match=r"that one: the predicted \w+ is 0"):
+            calibrated(read_engine("vllm"), [point])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"value": 0.0}, "value must be positive, not 0"),
+        ({"value": float("nan")}, "value must be positive, not nan"),
+        ({"output": 0}, "output must be positive"),
+        ({"rate": -1.0}, "rate must be positive, not -1"),
+        ({"tpot_s": 0.0}, "tpot_s must be positive"),
+        ({"pictures": ((300, 0),)}, "pictures must be positive"),
+    ],
+)
+def test_measurements_are_positive(changes, said, tmp_path):
+    fields = msgspec.to_builtins(POINT) | changes
+    (tmp_path / "points.yaml").write_text(f"points: [{json.dumps(fields).replace('NaN', '.nan')}]")
+    with pytest.raises(ConfigError, match=f"x: {said}"):
+        read_measured(tmp_path / "points.yaml")

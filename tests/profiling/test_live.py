@@ -29,6 +29,22 @@ def test_recorded_times_are_not_what_is_validated(tmp_path):
     live.check_live(prepare(msgspec.structs.replace(question, arrivals="poisson"), never))
 
 
+def test_what_is_run_has_the_plans_target(monkeypatch):
+    question = ProfileQuestion(
+        model="builtin", devices=1, cost_model=COSTS, slo="ttft=1,tpot=0.1", requests=60, target=0.5
+    )
+
+    class Planned(Exception):
+        """Ends the run before anything is started."""
+
+    def comparison(plan, *_):
+        raise Planned(plan.target)
+
+    monkeypatch.setattr(live, "Comparison", comparison)
+    with pytest.raises(Planned, match=r"0\.5"):
+        live._run(prepare(question, never), Path("layout.yaml"), (1.0, 2.0), Console(file=io.StringIO()))
+
+
 def never(*_):
     pytest.fail("nothing is measured")
 

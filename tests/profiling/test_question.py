@@ -18,6 +18,7 @@ from hydrainfer.planner.search import LayoutPlan, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.options import Profile, ProfileQuestion, check_flags
 from hydrainfer.profiling.question import prepare
+from hydrainfer.profiling.tables import conclusions
 
 pytestmark = pytest.mark.cpu
 FAST = Path("configs/costs/fast.yaml")
@@ -100,6 +101,7 @@ def test_least_latency_at_a_rate(by):
     _, plan, _ = answered(objective=by, rate=5.0)
     seconds = [getattr(row, f"{by}_p90") for row in plan.layouts if row.goodput]
     assert len(seconds) > 1 and seconds == sorted(seconds)
+    assert len(asked(objective=by, rate=5.0).more) == 6 * ASKED.requests, "for longer runs at that rate"
 
 
 @pytest.mark.parametrize(
@@ -147,10 +149,14 @@ def test_what_cannot_be_planned_is_said_in_a_line(changes, said):
         ({"hardware": "h800", "measure_minutes": 3.0}, "--measure-minutes .* with --hardware nothing is measured"),
         ({"cost_model": FAST, "measure_minutes": 3.0}, "--measure-minutes .* with --cost-model nothing is measured"),
         ({"objective": "ttft", "rate": 1.0, "exhaustive": True}, "--exhaustive is for --objective goodput"),
+        ({"rate": 1.0}, "--rate is for the objectives devices, ttft and tpot"),
+        ({"grid": True}, "--grid is for the page and the JSON"),
         ({"calibrate": FAST}, "--calibrate .* give --hardware"),
         ({"hardware": "h800", "cost_model": FAST, "calibrate": FAST}, "--calibrate .* no --cost-model"),
         ({"measure_minutes": 1.0, "save_cost_model": FAST}, None),
         ({"hardware": "h800", "calibrate": FAST, "exhaustive": True}, None),
+        ({"grid": True, "json": True}, None),
+        ({"objective": "tpot", "rate": 1.0}, None),
     ],
 )
 def test_flags_without_effect_are_refused(changes, said):
@@ -311,6 +317,12 @@ def test_groups_of_devices():
     question, plan, study = at_a_rate(devices=4, tensor_parallel=2, price="2.5")
     assert plan.hardware == "2 x TP2 of h800" and plan.price == 10.0 and plan.watts == 2800.0
     assert plan.best is not None and winners_file(plan, study, question) is None
+
+
+def test_fewest_devices_are_counted_in_groups():
+    _, plan, _ = answered(devices=8, tensor_parallel=2, objective="devices", rate=1.0)
+    assert (plan.devices, plan.hardware) == (2, "1 x TP2 of h800") and plan.best.layout == "1EPD"
+    assert conclusions(plan)[0].startswith("2 devices carry 1 requests/s within the SLO: as 1EPD")
 
 
 def test_bursts():

@@ -18,6 +18,7 @@ import msgspec
 from PIL import Image
 
 from hydrainfer.core import ConfigError
+from hydrainfer.metrics import at_quantile
 from hydrainfer.planner.simulation import ANSWER, PromptPart, TraceRequest
 from hydrainfer.workload.sources import (
     TOKENS_PER_WORD,
@@ -111,7 +112,7 @@ def summary(trace: Sequence[TraceRequest]) -> dict[str, float]:
     """Means and 90th percentiles of the lengths of prompts and answers, for reports."""
 
     def p90(numbers: Sequence[int]) -> float:
-        return float(sorted(numbers)[min(len(numbers) - 1, math.ceil(0.9 * len(numbers)) - 1)])
+        return float(at_quantile(sorted(numbers), 0.9))
 
     text, pictures, outputs = ([f(t) for t in trace] for f in (lambda t: t.n_text, lambda t: sum(t.pictures), _output))
     prompts = [t.n_prompt for t in trace]

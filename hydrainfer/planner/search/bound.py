@@ -123,8 +123,9 @@ def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) ->
 
 
 def _largest_batch(study: Study) -> int:
-    """The largest number of sequences that decode at once on one instance."""
-    usual = sum(t.n_prompt for t in study.trace) / len(study.trace)
+    """The largest number of sequences that decode at once on one instance. Beginnings that prompts share take no room,
+    so that the number is too high rather than too low."""
+    usual = sum(t.n_prompt - n_found for t, n_found in _without_repeats(study.trace)) / len(study.trace)
     decoders = [s for role, s in study.stations.items() if role_of(role).runs(Stage.DECODE)]
     return max([1, *(int(min(s.budgets.running, tokens_in(s.sizes.most) / usual)) for s in decoders)])
 

@@ -241,7 +241,7 @@ def _rough(
         low, high = bracket(carries, max(low, at_least), high, high)
         low, high = narrow(carries, low, high, tolerance)
         found = msgspec.structs.replace(found, goodput=low, goodput_low=low, goodput_high=high)
-    return msgspec.structs.replace(found, attempts=_by_rate([*known, *new])), new
+    return msgspec.structs.replace(found, attempts=by_rate([*known, *new])), new
 
 
 def measured(study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort = COARSE) -> Finding:
@@ -271,12 +271,13 @@ def _steady(
         goodput=found.rate_per_s,
         goodput_low=found.low or 0.0,
         goodput_high=found.high or bound,
-        attempts=_by_rate([*known, *new]),
+        attempts=by_rate([*known, *new]),
     )
     return finding, new
 
 
-def _by_rate(trials: Sequence[Trial]) -> tuple[Attempt, ...]:
+def by_rate(trials: Sequence[Trial]) -> tuple[Attempt, ...]:
+    """The attempts of the runs, in ascending order of the rate."""
     return tuple(sorted((t.attempt for t in trials), key=lambda a: a.rate))
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hydrainfer.core import ConfigError, Layout
-from hydrainfer.metrics import INTERVALS
+from hydrainfer.metrics import INTERVALS, Search
 from hydrainfer.planner.search.bound import Bounds
-from hydrainfer.planner.search.goodput import Finding, OnProgress, workers
+from hydrainfer.planner.search.goodput import EXACT, Finding, OnProgress, by_rate, workers
 from hydrainfer.planner.search.layouts import method_of
 from hydrainfer.planner.search.reason import slow_rate, timelines_at
-from hydrainfer.planner.search.study import Attempt, Study, attempt, slowest_interval_s
+from hydrainfer.planner.search.study import Study, Trial, attempt, observe, slowest_interval_s
 
 Objective = Literal["goodput", "devices", "ttft", "tpot"]
 _ALONE = 60  # requests, one after another
@@ -28,14 +28,14 @@ def ranked_at(
     n_processes: int | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> list[Finding]:
-    """Layouts that carry `rate` within the SLO, lowest p90 of `by` first; then the others, which failed in simulation
-    or were pruned by their bound."""
+    """Layouts that certainly carry `rate` within the SLO in the steady state, lowest p90 of `by` first; then the
+    others, which do not, are undecided (their `goodput_high` is above the rate) or were pruned by their bound."""
     bounds, found = Bounds(study), []
     most = {layout: bounds.of(layout).rate for layout in candidates}
     able = [layout for layout in candidates if most[layout] > rate]
     with workers(n_processes) as run:
-        for layout, a in zip(able, run(attempt, [(study, layout, rate) for layout in able])):
-            found.append(_at(layout, most[layout], study, a))
+        for finding in run(_at, [(study, layout, most[layout], rate) for layout in able]):
+            found.append(finding)
             on_progress("simulate", len(found), len(able))
     found += [
         Finding(layout=str(layout), stage="pruned", bound=most[layout], goodput_high=most[layout])
@@ -58,27 +58,32 @@ def least_devices(
     n_processes: int | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> tuple[int, list[Finding]]:
-    """The smallest number of devices (1, 2, …) with candidates that carry `rate`, and the findings for it, highest
+    """The smallest number of instances (1, 2, …) with candidates that carry `rate`, and the findings for it, highest
     attainment first. If no number does, 0 and the findings for the last number."""
     found: list[Finding] = []
     for n, (study, candidates) in enumerate(studies, 1):
-        on_progress(f"{n} devices", n - 1, len(studies))
+        on_progress(f"{n} instances", n - 1, len(studies))
         found = ranked_at(study, candidates, rate, "ttft", n_processes=n_processes)
         if any(f.goodput is not None for f in found):
             return n, sorted(found, key=lambda f: (f.goodput is None, -_attainment(f)))
     return 0, found
 
 
-def _at(layout: Layout, bound: float, study: Study, a: Attempt) -> Finding:
-    carried = a.carried(study.target)
+def _at(study: Study, layout: Layout, bound: float, rate: float) -> Finding:
+    """The finding of a layout at one `rate`. It is judged as in a search for goodput, but runs only at this rate."""
+    search, trials = Search(rate, target=study.target, bound=bound, max_runs=EXACT.max_runs), list[Trial]()
+    while (ask := search.next()) is not None and ask.rate == rate:
+        trials.append(observe(study.run(len(trials)), layout, rate))
+        search.tell(rate, trials[-1].series)
+    known = search.result()
     return Finding(
         layout=str(layout),
         stage="final",
         bound=bound,
-        goodput=a.rate if carried else None,
-        goodput_low=a.rate if carried else 0.0,
-        goodput_high=bound if carried else a.rate,
-        attempts=(a,),
+        goodput=rate if known.low else None,
+        goodput_low=known.low or 0.0,
+        goodput_high=known.high or bound,
+        attempts=by_rate(trials),
     )
 
 

@@ -88,16 +88,18 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The ranking of all layouts and the question behind it. `objective`: "goodput", "devices" (then `devices` is the
-    smallest number that carries `rate`), "ttft" or "tpot" (lowest p90 at `rate`). `layouts`: best first. `device`: its
-    name; `measured`: whether it was measured or described. `workload`: what the trace holds, as means. `budgets`: of
-    each role of the first layout. `use`: utilization of each role of the first layout at its goodput. `grid`, `live`:
-    if asked for. `model_error`: in nine of ten cases, the measured goodput of a deployment is within a factor of 1 +
-    `model_error` of the planned one; None if not known. `notes`: caveats. `ratios`: of the methods with two roles, all
-    at one rate. `unlike`: `device` names several kinds and the number of each. `price`: of all devices for an hour;
-    `watts`: of all devices; None if not known."""
+    smallest number that carries `rate`), "ttft" or "tpot" (lowest p90 at `rate`). `layouts`: best first.
+    `per_instance`: number of devices of an instance; `device`: their name; `measured`: whether they were measured or
+    described. `workload`: what the trace holds, as means. `budgets`: of each role of the first layout. `use`:
+    utilization of each role of the first layout at its goodput. `grid`, `live`: if asked for. `model_error`: in nine of
+    ten cases, the measured goodput of a deployment is within a factor of 1 + `model_error` of the planned one; None if
+    not known. `notes`: caveats. `ratios`: of the methods with two roles, all at one rate. `unlike`: `device` names
+    several kinds and the number of each. `price`: of all devices for an hour; `watts`: of all devices; None if not
+    known."""
 
     model: str
     devices: int
+    per_instance: int = 1
     device: str
     measured: bool
     workload: dict[str, str | float]
@@ -127,7 +129,7 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hardware(self) -> str:
         """All devices, in words."""
-        return self.device if self.unlike else f"{self.devices} x {self.device}"
+        return self.device if self.unlike else f"{self.devices // self.per_instance} x {self.device}"
 
     @property
     def best(self) -> Row | None:

@@ -10,12 +10,11 @@ from statistics import fmean
 import msgspec
 
 from hydrainfer.core import CostModel, Layout, Stage
-from hydrainfer.metrics import INTERVALS, Timeline, Timelines, judge
+from hydrainfer.metrics import INTERVALS, Timeline, Timelines, Verdict, blamed, judge, per_token
 from hydrainfer.planner.search.study import Study, attempt
 from hydrainfer.planner.simulation import TraceRequest
 
-_BEFORE_FIRST = INTERVALS[:5]
-_AFTER = INTERVALS[5:]
+_NO_TOKEN = Verdict(ttft=False, tpot=True, e2e=True)
 _UNLOADED = 24  # requests simulated without load, for the usual intervals
 _SPARSE = 20.0  # seconds between arrivals, per second that a request takes alone
 _WORDS = {
@@ -52,19 +51,15 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
     """The most common cause of misses at `rate`; None if no request missed."""
-    usual = _means([_per_token(t) for t in timelines_at(study.shortened(_UNLOADED), layout, slow_rate(study))])
+    alone = timelines_at(study.shortened(_UNLOADED), layout, slow_rate(study))
+    usual = _means([per_token(t.intervals_s, len(t.token_s)) for t in alone])
     blame: Counter[tuple[str, str]] = Counter()
     timelines = timelines_at(study, layout, rate)
     for t in timelines:
-        ttft_s, e2e_s = t.ttft_s, t.e2e_s or 0.0
-        verdict = judge(study.slo, ttft_s, [b - a for a, b in pairwise(t.token_s)], e2e_s)
-        excess = {name: s - usual.get(name, 0.0) for name, s in _per_token(t).items()}
-        if not verdict.ttft or ttft_s is None:
-            blame["TTFT", max(_BEFORE_FIRST, key=lambda name: excess.get(name, 0.0))] += 1
-        if not verdict.tpot and ttft_s is not None:
-            blame["TPOT", max(_AFTER, key=lambda name: excess.get(name, 0.0))] += 1
-        if not verdict.e2e and ttft_s is not None:
-            blame["E2E", max(INTERVALS, key=lambda name: excess.get(name, 0.0))] += 1
+        verdict = judge(study.slo, t.ttft_s, [b - a for a, b in pairwise(t.token_s)], t.e2e_s or 0.0)
+        verdict = verdict if t.token_s else _NO_TOKEN
+        for limit, interval in blamed(verdict, t.intervals_s, usual, len(t.token_s)).items():
+            blame[limit.upper(), interval] += 1
     if not blame:
         return None
     (limit, interval), n = blame.most_common(1)[0]
@@ -92,12 +87,6 @@ def timelines_at(study: Study, layout: Layout, rate: float) -> list[Timeline]:
     found: dict[str, Timeline] = {}
     attempt(study, layout, rate, hurry=False, timelines=Timelines(found.__setitem__))
     return list(found.values())
-
-
-def _per_token(t: Timeline) -> dict[str, float]:
-    """The intervals of a request, with decode in seconds per token after the first."""
-    n = max(len(t.token_s) - 1, 1)
-    return {name: s / n if name == "decode" else s for name, s in t.intervals_s.items()}
 
 
 def _means(each: list[dict[str, float]]) -> dict[str, float]:

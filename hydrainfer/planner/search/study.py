@@ -15,7 +15,7 @@ from hydrainfer.cluster.roster import Balancing
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
 from hydrainfer.engine import EventSink, Overlap
-from hydrainfer.metrics import FAILED, Series, Timelines, Verdict, judge
+from hydrainfer.metrics import FAILED, Series, Timelines, Verdict, at_quantile, delay_limit_s, judge
 from hydrainfer.planner.costs import Choice, RequestShare, best_of, slowed, with_steps
 from hydrainfer.planner.simulation import (
     InstanceModel,
@@ -177,20 +177,21 @@ def attempt(
 
 class Trial(NamedTuple):
     """One run, summed up in `attempt` and request by request in `series`. `kept`: for each request, whether it met all
-    limits but TTFT."""
+    limits but TTFT. `rest_s`: the seconds from the first token to the end, of each request that has ended."""
 
     attempt: Attempt
     series: Series
     kept: Sequence[bool]
+    rest_s: Sequence[float]
 
-    def under(self, ttft_s: float | None) -> Trial:
-        """The same run judged by the TTFT limit `ttft_s`, which must not exceed the limit by which the run may have
-        been stopped."""
-        limit_s = math.inf if ttft_s is None else ttft_s
-        met = [kept and delay_s <= limit_s for kept, delay_s in zip(self.kept, self.series.delay_s)]
+    def under(self, slo: Slo) -> Trial:
+        """The same run judged by an SLO with another TTFT limit, which must not exceed the limit by which the run may
+        have been stopped."""
+        most_s = math.inf if slo.ttft_s is None else slo.ttft_s
+        met = [kept and delay_s <= most_s for kept, delay_s in zip(self.kept, self.series.delay_s)]
         n_met = self.attempt.n_met if self.attempt.stopped else sum(met)
-        series = Series(self.series.at_s, self.series.delay_s, met, limit_s)
-        return Trial(msgspec.structs.replace(self.attempt, n_met=n_met), series, self.kept)
+        series = Series(self.series.at_s, self.series.delay_s, met, delay_limit_s(slo, self.rest_s))
+        return self._replace(attempt=msgspec.structs.replace(self.attempt, n_met=n_met), series=series)
 
 
 def observe(study: Study, layout: Layout, rate: float, *, hurry: bool = False) -> Trial:
@@ -201,11 +202,11 @@ def observe(study: Study, layout: Layout, rate: float, *, hurry: bool = False) -
     served = [s for s in simulator.served.values() if s.arrival_s <= simulator.now]
     while served and not served[-1].token_s and not served[-1].finish:  # these may not have been scheduled yet
         served.pop()
-    limit_s = math.inf if study.slo.ttft_s is None else study.slo.ttft_s
     delays = [s.token_s[0] - s.arrival_s if s.token_s else math.inf for s in served]
     verdicts = [verdict_of(s, study.slo) for s in served]
-    series = Series([s.arrival_s for s in served], delays, [v.met for v in verdicts], limit_s)
-    return Trial(_attempt(rate, judges, simulator, verdicts), series, [v.tpot and v.e2e for v in verdicts])
+    rest_s = [s.token_s[-1] - s.token_s[0] for s in served if s.finish and s.token_s]
+    series = Series([s.arrival_s for s in served], delays, [v.met for v in verdicts], delay_limit_s(study.slo, rest_s))
+    return Trial(_attempt(rate, judges, simulator, verdicts), series, [v.tpot and v.e2e for v in verdicts], rest_s)
 
 
 def served_at(study: Study, layout: Layout, rate: float) -> list[ServedRequest]:
@@ -265,7 +266,7 @@ def slowest_interval_s(token_s: Sequence[float], slo: Slo) -> float:
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float | None:
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else None
+    return at_quantile(ordered, q) if ordered else None
 
 
 class _Judges:

@@ -15,13 +15,14 @@ from hydrainfer.workload.client.failures import Failure, FailureKind, RequestFai
 from hydrainfer.workload.sources import BodyOptions, ChatRequest
 
 OPTIONAL = ("timings", "return_token_ids", "ignore_eos", "include_usage")
-"""Fields that some servers refuse, the least needed first."""
+"""The options of a body that some servers refuse, the least needed first."""
+_SENT_AS = {"include_usage": "stream_options"}  # options whose field has another name
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a server runs and accepts. `version`: what `/version` says. `prefix_cache`: the server's own setting, "not
     said" if it does not tell. `instances`: roles of a HydraInfer deployment. `timings`: whether the server says where
-    the time went. `refused`: fields of `OPTIONAL` that it does not accept, which are left out; without `ignore_eos`,
+    the time went. `refused`: those of `OPTIONAL` that it does not accept, which are left out; without `ignore_eos`,
     answers may end early."""
 
     url: str
@@ -79,7 +80,8 @@ async def _accepted(client: ChatClient, target: Endpoint) -> tuple[BodyOptions, 
         if record.failure.status not in (400, 422) or len(refused) == len(OPTIONAL):
             raise _explained(target, record.failure)
         # most servers name the refused field; otherwise leave out one more
-        named = next((f for f in OPTIONAL if f not in refused and f in record.failure.message), None)
+        said = record.failure.message
+        named = next((f for f in OPTIONAL if f not in refused and _SENT_AS.get(f, f) in said), None)
         refused += (named or next(f for f in OPTIONAL if f not in refused),)
 
 

@@ -26,7 +26,7 @@ from hydrainfer.workload.deployments import (
     running,
 )
 from hydrainfer.workload.measuring.session import DEAD_AFTER, Effort, Session, Traffic, Watcher, hopeless
-from hydrainfer.workload.measuring.single import LoadPlan, command_line, seed_of, until_interrupted
+from hydrainfer.workload.measuring.single import LoadPlan, command_line, seed_of, until_interrupted, without_key
 from hydrainfer.workload.results import PACKAGES, BenchResult, Run, Server, hardware, now
 from hydrainfer.workload.sources import Workload
 
@@ -35,7 +35,8 @@ class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A comparison as a file of benchmarks/compare describes it. `layouts`: each becomes a deployment of the same name
     with `flags`; `servers`: other deployments. Every round starts each deployment afresh, in another order, and runs
     all `rates`. Rates above one at which attainment fell below `give_up_below` are left out for that deployment.
-    `workload`, `slo`, `like`, `data`, `pictures`: as the options of `bench`. `notes`: go into the report."""
+    `workload`, `slo`, `like`, `data`, `pictures`: as the options of `bench`. `target`: the share of the requests that
+    has to meet the SLO. `notes`: go into the report."""
 
     title: str = "Comparison"
     layouts: tuple[str, ...] = ()
@@ -47,6 +48,7 @@ class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pictures: str | None = None
     like: str | None = None
     slo: str = ""
+    target: float = 0.9
     arrivals: str = "poisson"
     burst_shape: float = 0.5
     rates: tuple[float, ...] = ()
@@ -97,6 +99,7 @@ class Comparison:
         self._deployments = plan.deployments()
         self._load = LoadPlan(kind=plan.arrivals, burst_shape=plan.burst_shape, rates=tuple(sorted(plan.rates)))
         self._load.fixed()
+        self._search()  # refuses a target that is not a share
         self._cores = plan.place.core_set
         self._traffic = Traffic(workload, plan.like)
         self._watch, self._say, self._clock = watch, say, clock
@@ -143,8 +146,11 @@ class Comparison:
                     noise = Noise(process)
                     run = await session.at(self._load.at(rate), seed_of(self._plan.seed, round_, rank), round_)
                     if run is None:
+                        self._notes += [session.lacking] if session.lacking not in ("", *self._notes) else []
                         break
                     self._runs.append(msgspec.structs.replace(run, others_cores=noise.others_cores()))
+                    if mine.came:  # a partial run would be judged as a whole one
+                        break
                     if session.series is not None:
                         self._series.append((one.name, rate, session.series))
                     if run.attainment and run.attainment.met.share < self._plan.give_up_below:
@@ -156,12 +162,13 @@ class Comparison:
     def _described(self, one: Deployment, session: Session, process: ServerProcess | None) -> Server:
         place, n = self._plan.place, one.n_instances
         threads = one.threads if not one.layout else f"{place.threads}" if n is not None else "see the layout's file"
+        command = "" if process is None else one.start or " ".join(command_of(one, place, 0)).replace("--port 0 ", "")
         return Server(
             name=one.name,
             facts=session.facts,
             layout=one.layout,
             n_instances=n or max(1, len(session.facts.instances)),
-            command=one.start or " ".join(command_of(one, place, 0)).replace("--port 0 ", "") if process else "",
+            command=without_key(command),
             cores=",".join(str(c) for c in sorted(self._cores)) if process else "",
             threads_per_instance=threads,
             startup_s=process.startup_s if process else None,
@@ -199,10 +206,14 @@ class Comparison:
         for one in self._deployments:
             told = [(rate, series) for name, rate, series in self._series if name == one.name]
             if told:
-                search = Search(self._load.rates[0])
+                search = self._search()
                 for rate, series in told:
                     search.tell(rate, series)
                 yield one.name, search.result()
+
+    def _search(self) -> Search:
+        """A search for the goodput of a deployment, without runs. Raises `ConfigError`."""
+        return Search(self._load.rates[0], target=self._plan.target)
 
     def _unequal(self) -> list[str]:
         """A note if the layouts do not have equal hardware."""

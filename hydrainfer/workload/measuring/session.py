@@ -22,6 +22,7 @@ from hydrainfer.workload.sources import (
     DrawingStopped,
     Poisson,
     Replay,
+    TooFewRequests,
     Workload,
     encoded,
     encoded_aside,
@@ -117,6 +118,7 @@ class Session:
         self._options = BodyOptions()
         self._reference = Reference()
         self.series: Series | None = None
+        self.lacking = ""  # why the latest load was not run: the workload has too few requests
         self.facts: ServerFacts
         self.unloaded: LoadReport
 
@@ -148,7 +150,8 @@ class Session:
         self, arrivals: Arrivals, seed: int, round_: int = 0, times: int = 1, last_s: float = math.inf
     ) -> Run | None:
         """Run one load, `times` as long as usual. If there is an SLO, `series` is that of the latest load. Returns None
-        if its pictures are not drawn when the session is stopped, or at the time `last_s`."""
+        if the workload has too few requests, which `lacking` then says, or if its pictures are not drawn when the
+        session is stopped, or at the time `last_s`."""
         rate = getattr(arrivals, "rate_per_s", None)
         fixed = rate is None or isinstance(arrivals, Replay)
         n = times * (self._effort.requests if fixed else self._effort.n_at(rate or 0.0))
@@ -156,7 +159,12 @@ class Session:
         def given_up() -> bool:
             return self.stop.came or self._clock() > last_s
 
-        chats = await self._traffic.ready(n, seed, given_up, self._watch.draws)
+        self.lacking = ""
+        try:
+            chats = await self._traffic.ready(n, seed, given_up, self._watch.draws)
+        except TooFewRequests as e:
+            self.lacking = f"{label(arrivals)} was not run: {e.message}"
+            return None
         if not chats:
             return None
         self._watch.begins(self.name, label(arrivals), n)
@@ -200,6 +208,9 @@ class Session:
             run = None
             if self._clock() <= last_s:
                 run = await self.at(at(rate), seed + len(runs), times=ask.times, last_s=last_s)
+                if self.lacking:
+                    search.leave(rate, self.lacking)
+                    continue
             if run is None:
                 late = not self.stop.came
                 cut_short = f"the search ended after {limit_s / 60:g} minutes (--search-minutes)" if late else ""

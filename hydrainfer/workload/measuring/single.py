@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import shlex
 import signal
 import sys
@@ -103,6 +104,9 @@ async def bench(
     kept. Raises `ConfigError` for invalid options and for a server that cannot be measured at all."""
     stop = Stop(DEAD_AFTER) if stop is None else stop
     fixed = asked.load.fixed()
+    if not fixed and asked.runs > 1:
+        why = "a search runs a rate again where it is undecided"
+        raise ConfigError(f"--runs is for given loads: {why}; leave it out", param="runs")
     if not fixed and asked.slo is None:
         wanted = "one of --goodput ttft:250 tpot:40 (ms), --slo, --rate or --concurrency"
         raise ConfigError(f"give {wanted}; the server is {target.base_url}")
@@ -119,6 +123,7 @@ async def bench(
                 if not stop.came:
                     run = await session.at(arrivals, seed_of(asked.seed, round_, rank), round_)
                     runs += [run] if run is not None else []
+                    notes += [session.lacking] if session.lacking not in ("", *notes) else []
         if not fixed and not stop.came and not why_not:
             load = asked.load
             search = Search(
@@ -131,6 +136,8 @@ async def bench(
             goodput[asked.name], _ = await session.search(
                 search, seed_of(asked.seed, 0, 0), load.at, runs, load.limit_s
             )
+    if session.lacking and not runs:
+        raise ConfigError(session.lacking, param="requests")
     server = Server(name=asked.name, facts=session.facts, unloaded=session.unloaded)
     return BenchResult(
         title=f"{asked.name}: {asked.workload.dataset}",
@@ -156,4 +163,9 @@ def seed_of(seed: int, round_: int, rank: int) -> int:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    return shlex.join(["hydrainfer", *argv[1:]])
+    return without_key(shlex.join(["hydrainfer", *argv[1:]]))
+
+
+def without_key(command: str) -> str:
+    """The command without its API key, for results, which are passed on to others."""
+    return re.sub(r"""(--api-key[= ]['"]?)[^\s'"]+""", r"\1…", command)

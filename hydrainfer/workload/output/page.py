@@ -105,13 +105,19 @@ def _attainment(result: BenchResult, colours: dict[str, str]) -> str:
                 if p.n:
                     points.append(Point(rate, p.share, p.low, p.high))
             series.append(PlotSeries(server.name, colours[server.name], points))
-        y = Axis(title, 0.0, 1.0, limit=0.9 if what == "met" else None, percent=True)
+        y = Axis(title, 0.0, 1.0, limit=_target(result) if what == "met" else None, percent=True)
         figures.append(f"<div><h3>{escape(title)}</h3>{lines(title, x, y, series)}</div>")
     names = legend(list(colours), list(colours.values()))
     note = (
-        "<p class=sub>Dashed: 90 %. Vertical bars: Wilson intervals, 95 %, widened for requests that share a queue.</p>"
+        f"<p class=sub>Dashed: {_target(result) * 100:g} %. Vertical bars: Wilson intervals, 95 %, widened for "
+        "requests that share a queue.</p>"
     )
     return figures[0] + f"<div>{names}{_goodputs(result)}{note}</div>" + "".join(figures[1:])
+
+
+def _target(result: BenchResult) -> float:
+    """The share of the requests that has to meet the SLO, the same for all servers."""
+    return next((g.target for g in result.goodput.values()), 0.9)
 
 
 def _goodputs(result: BenchResult) -> str:
@@ -120,7 +126,7 @@ def _goodputs(result: BenchResult) -> str:
         low = "0" if g.low is None else f"{g.low:.4g}"
         high = "not reached" if g.high is None else f"{g.high:.4g}"
         rows.append([escape(name), f"{g.rate_per_s:.4g}", low, high])
-    head = ["deployment", "goodput, /s", "surely ≥ 90 %", "surely below"]
+    head = ["deployment", "goodput, /s", f"surely ≥ {_target(result) * 100:g} %", "surely below"]
     return table(head, rows) if rows else ""
 
 
@@ -173,7 +179,7 @@ def _breakdowns(result: BenchResult) -> Iterator[str]:
             bars.append(Bar(f"{server.name}, {run.arrivals}", [b.mean_s[part] * 1e3 for part in PARTS]))
             blame = [
                 "; ".join(f"{escape(part.replace('_', ' '))} {n}" for part, n in counts.items()) or "–"
-                for counts in (b.ttft_blame, b.tpot_blame)
+                for counts in (b.ttft_blame, b.tpot_blame, b.e2e_blame)
             ]
             moved = b.counts.get("n_migrations", 0)
             rows.append(
@@ -195,11 +201,12 @@ def _breakdowns(result: BenchResult) -> Iterator[str]:
             "arrivals",
             "missed TTFT because of",
             "missed TPOT because of",
+            "missed E2E because of",
             "migrations",
             "preemptions",
         ]
-        yield table(head, rows, n_left=4)
-        yield "<p class=sub>Blamed is the part that took most beyond what it takes of a request alone.</p>"
+        yield table(head, rows, n_left=5)
+        yield "<p class=sub>The part that is blamed took longest beyond its time without load.</p>"
 
 
 def _runs(result: BenchResult) -> str:

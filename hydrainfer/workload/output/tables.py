@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from hydrainfer.workload.results import NOISY_CORES, PARTS, BenchResult, Percentiles, Run, by_rate
+from hydrainfer.workload.results import LIMITS, NOISY_CORES, PARTS, BenchResult, Percentiles, Run, by_rate
 
 
 def ms(seconds: float | None) -> str:
@@ -47,8 +47,8 @@ def conclusions(result: BenchResult) -> list[str]:
     noisy = sum((run.others_cores or 0.0) > NOISY_CORES for run in result.runs)
     if noisy:
         said.append(
-            f"In {noisy} of {len(result.runs)} runs others took more than {NOISY_CORES:g} cores of the machine: "
-            "they say as much of those as of the servers."
+            f"In {noisy} of {len(result.runs)} runs other processes used more than {NOISY_CORES:g} cores of the "
+            "machine, which may have slowed the servers down."
         )
     wrong = sum(run.report.n_count_differs for run in result.runs)
     if wrong:
@@ -87,7 +87,7 @@ def _breaking(result: BenchResult) -> Iterator[str]:
             continue
         run, b = over[0], over[0].breakdown
         assert b is not None and run.attainment is not None
-        blamed = [(n, what, part) for what in ("ttft", "tpot") for part, n in getattr(b, f"{what}_blame").items()]
+        blamed = [(n, what, part) for what in LIMITS for part, n in getattr(b, f"{what}_blame").items()]
         if blamed:
             n, what, part = max(blamed)
             missed = run.attainment.met.n - run.attainment.met.n_met
@@ -152,9 +152,7 @@ def _parts(server: str, runs: list[Run]) -> Table:
         for run in runs:
             b = run.breakdown
             assert b is not None
-            blame = [
-                f"{n} {what}" for what, n in (("TTFT", b.ttft_blame.get(part)), ("TPOT", b.tpot_blame.get(part))) if n
-            ]
+            blame = [f"{n} {what.upper()}" for what in LIMITS if (n := getattr(b, f"{what}_blame").get(part))]
             cells.append(ms(b.mean_s[part]) + (f"  [{', '.join(blame)}]" if blame else ""))
         table.add_row(part.replace("_", " "), *cells)
     return table

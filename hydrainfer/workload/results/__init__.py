@@ -3,7 +3,7 @@
 Called by `measuring`, `output` and `benchmarks/`. Pure: sends nothing, and prints nothing.
 """
 
-from hydrainfer.workload.results.attribution import PARTS, Reference
+from hydrainfer.workload.results.attribution import LIMITS, PARTS, Reference
 from hydrainfer.workload.results.judged import series_of, verdict_of
 from hydrainfer.workload.results.report import LoadReport, Percentiles, report_of
 from hydrainfer.workload.results.result import (
@@ -19,6 +19,7 @@ from hydrainfer.workload.results.result import (
 )
 
 __all__ = [
+    "LIMITS",
     "NOISY_CORES",
     "PACKAGES",
     "PARTS",

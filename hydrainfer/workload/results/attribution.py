@@ -1,9 +1,7 @@
-"""The one of eight intervals that made a request miss its SLO, from the server's `timings`.
+"""The part of its time that made a request miss its SLO (`metrics.blamed`), from the server's `timings`.
 
-A part is blamed for the time it took beyond an unloaded request, not for being long: prefill may be most of a TTFT, and
-yet the queue before it may be what load has changed. The reference is the median of requests sent one at a time, with
-decode per token. Time that the server does not account for (network, HTTP, reading the body, the client itself) is
-`outside`.
+The reference is the median of requests sent one at a time. Time that the server does not account for (network, HTTP,
+reading the body, the client itself) is `outside`.
 """
 
 from __future__ import annotations
@@ -15,20 +13,20 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics import INTERVALS
+from hydrainfer.metrics import INTERVALS, at_quantile, blamed, per_token
 from hydrainfer.workload.client import RequestRecord
 from hydrainfer.workload.results.judged import verdict_of
 
 OUTSIDE = "outside"
 PARTS = (*INTERVALS, OUTSIDE)
-BEFORE_FIRST = INTERVALS[:5]
-"""The parts before the first token. The other intervals lie between tokens."""
+LIMITS = ("ttft", "tpot", "e2e")
+"""The limits that an SLO may have; for each of them, a `Breakdown` has the parts to blame."""
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """The mean seconds per part over the `n` requests with timings from the server: all of them, those that met the SLO
-    and those that missed it; and 95th percentiles over all. `ttft_blame`, `tpot_blame`: for each part, how many
-    requests missed that limit because of it; `n_unexplained`: requests that missed the SLO and have no timings."""
+    and those that missed it; and 95th percentiles over all. `ttft_blame`, `tpot_blame`, `e2e_blame`: for each part, how
+    many requests missed that limit because of it; `n_unexplained`: requests that missed the SLO and have no timings."""
 
     n: int
     mean_s: dict[str, float]
@@ -37,6 +35,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     missed_mean_s: dict[str, float] = {}
     ttft_blame: dict[str, int] = {}
     tpot_blame: dict[str, int] = {}
+    e2e_blame: dict[str, int] = {}
     n_unexplained: int = 0
     counts: dict[str, int] = {}
 
@@ -49,7 +48,7 @@ class Reference(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> Reference:
-        parts = [_per_token(r, _parts(r)) for r in records if r.ok and r.timings]
+        parts = [per_token(_parts(r), r.n_tokens) for r in records if r.ok and r.timings]
         if not parts:
             return cls()
         return cls({name: statistics.median(p[name] for p in parts) for name in PARTS}, len(parts))
@@ -62,16 +61,12 @@ def breakdown_of(records: Sequence[RequestRecord], slo: Slo | None, reference: R
         return None
     met: list[dict[str, float]] = []
     missed: list[dict[str, float]] = []
-    ttft: Counter[str] = Counter()
-    tpot: Counter[str] = Counter()
+    blame: dict[str, Counter[str]] = {limit: Counter() for limit in LIMITS}
     for record, parts in told if slo else ():
         verdict = verdict_of(record, slo)  # type: ignore[arg-type]
         (met if verdict.met else missed).append(parts)
-        excess = _excess(record, parts, reference)
-        if not verdict.ttft:
-            ttft[max((*BEFORE_FIRST, OUTSIDE), key=lambda name: excess[name])] += 1
-        if not verdict.tpot:
-            tpot[max((*INTERVALS[5:], OUTSIDE), key=lambda name: excess[name])] += 1
+        for limit, part in blamed(verdict, parts, reference.parts_s, record.n_tokens).items():
+            blame[limit][part] += 1
     counts = {
         k: round(sum(r.timings.get(k, 0) for r, _ in told)) for k in ("n_preemptions", "n_migrations", "n_recoveries")
     }
@@ -79,11 +74,10 @@ def breakdown_of(records: Sequence[RequestRecord], slo: Slo | None, reference: R
     return Breakdown(
         n=len(told),
         mean_s=_means(every),
-        p95_s={name: _p95([parts[name] for parts in every]) for name in PARTS},
+        p95_s={name: at_quantile(sorted(parts[name] for parts in every), 0.95) for name in PARTS},
         met_mean_s=_means(met),
         missed_mean_s=_means(missed),
-        ttft_blame=dict(ttft.most_common()),
-        tpot_blame=dict(tpot.most_common()),
+        **{f"{limit}_blame": dict(counts.most_common()) for limit, counts in blame.items()},
         n_unexplained=sum(not verdict_of(r, slo).met for r in records if not r.timings) if slo else 0,
         counts=counts,
     )
@@ -95,20 +89,5 @@ def _parts(record: RequestRecord) -> dict[str, float]:
     return parts | {OUTSIDE: max(0.0, record.e2e_s - said.get("e2e_s", sum(parts.values())))}
 
 
-def _per_token(record: RequestRecord, parts: dict[str, float]) -> dict[str, float]:
-    return parts | {"decode": parts["decode"] / max(record.n_tokens - 1, 1)}
-
-
-def _excess(record: RequestRecord, parts: dict[str, float], reference: Reference) -> dict[str, float]:
-    """The seconds of each part beyond the reference."""
-    usual = dict(reference.parts_s)
-    usual["decode"] = usual.get("decode", 0.0) * max(record.n_tokens - 1, 1)
-    return {name: parts[name] - usual.get(name, 0.0) for name in PARTS}
-
-
 def _means(each: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.fmean(p[name] for p in each) for name in PARTS} if each else {}
-
-
-def _p95(values: list[float]) -> float:
-    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics import FAILED, Proportion, Series, Verdict, effective_n, judge, steady_state
+from hydrainfer.metrics import FAILED, Proportion, Series, Verdict, delay_limit_s, effective_n, judge, steady_state
 from hydrainfer.workload.client import RequestRecord
 
 
@@ -40,8 +40,9 @@ def series_of(records: Sequence[RequestRecord], slo: Slo) -> Series:
     """The series of a run's requests in the order in which they were sent."""
     ordered = sorted(records, key=lambda record: record.sent_s)
     delays = [math.inf if record.ttft_s is None else record.ttft_s for record in ordered]
-    limit_s = math.inf if slo.ttft_s is None else slo.ttft_s
-    return Series([r.sent_s for r in ordered], delays, [verdict_of(r, slo).met for r in ordered], limit_s)
+    rest_s = [record.e2e_s - record.ttft_s for record in ordered if record.ok and record.ttft_s is not None]
+    met = [verdict_of(record, slo).met for record in ordered]
+    return Series([record.sent_s for record in ordered], delays, met, delay_limit_s(slo, rest_s))
 
 
 def attainment_of(records: Sequence[RequestRecord], slo: Slo) -> Attainment:

@@ -19,7 +19,7 @@ from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
 from hydrainfer.workload.sources.dialogues import Dialogues
 from hydrainfer.workload.sources.pictures import DrawingStopped, DrawnPicture, EncodedPicture, FilePicture, draw_picture
 from hydrainfer.workload.sources.recorded import Recording, read_recording, write_recording
-from hydrainfer.workload.sources.spec import DEFAULT, Workload, read_workload
+from hydrainfer.workload.sources.spec import DEFAULT, TooFewRequests, Workload, read_workload
 from hydrainfer.workload.sources.spread import Spread
 from hydrainfer.workload.sources.traces import read_arrivals
 
@@ -42,6 +42,7 @@ __all__ = [
     "Recording",
     "Replay",
     "Spread",
+    "TooFewRequests",
     "Workload",
     "distinct_chats",
     "draw_picture",

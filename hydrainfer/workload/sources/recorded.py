@@ -6,6 +6,7 @@ picture files as their paths, so a recording is small and needs the dataset it w
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import msgspec
 from hydrainfer.core import ConfigError
 from hydrainfer.workload.sources.chat import ChatRequest
 from hydrainfer.workload.sources.files import read_bytes, wrong
+from hydrainfer.workload.sources.pictures import DrawnPicture, SentPicture
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,3 +62,25 @@ def read_recording(path: Path) -> Recording:
         except msgspec.DecodeError as e:
             raise wrong(path, f"line {number} is not a request ({e})") from None
     return msgspec.structs.replace(head.recording, chats=tuple(chats))
+
+
+def replayed(chats: Sequence[ChatRequest], seed: int) -> list[ChatRequest]:
+    """The recorded requests as a run with this seed sends them. So that caches do not answer for the server, pictures
+    are drawn from other seeds than in other runs (equal pictures stay equal), and another request is the first one,
+    unless the recording has times."""
+    first = 0 if any(chat.at_s is not None for chat in chats) else random.Random(seed).randrange(max(len(chats), 1))
+
+    def redrawn(pictures: Sequence[SentPicture]) -> tuple[SentPicture, ...]:
+        return tuple(
+            msgspec.structs.replace(p, seed=p.seed ^ (seed << 32)) if isinstance(p, DrawnPicture) else p
+            for p in pictures
+        )
+
+    return [
+        msgspec.structs.replace(
+            chat,
+            pictures=redrawn(chat.pictures),
+            before=tuple(msgspec.structs.replace(said, pictures=redrawn(said.pictures)) for said in chat.before),
+        )
+        for chat in (*chats[first:], *chats[:first])
+    ]

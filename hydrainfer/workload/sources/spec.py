@@ -15,13 +15,17 @@ from hydrainfer.workload.sources.conversations import CONVERSATIONS
 from hydrainfer.workload.sources.dialogues import Dialogues
 from hydrainfer.workload.sources.pictures import FilePicture
 from hydrainfer.workload.sources.questions import READERS, Question
-from hydrainfer.workload.sources.recorded import read_recording
+from hydrainfer.workload.sources.recorded import read_recording, replayed
 from hydrainfer.workload.sources.spread import Spread
 from hydrainfer.workload.sources.synthetic import SizeWeight, Texts, chats_of_arrivals, synthetic_chats
 from hydrainfer.workload.sources.traces import TRACES, read_arrivals
 
 SOURCES = ("synthetic", *READERS, *CONVERSATIONS, *TRACES, "recording")
 DEFAULT = "default"
+
+
+class TooFewRequests(ConfigError):
+    """The data of a workload have fewer requests than are needed."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -67,7 +71,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def chats(self, n: int, seed: int, like: str | None = None) -> list[ChatRequest]:
         """`n` requests. The same seed gives the same requests; different seeds share no picture, as far as the data
         allow. `like`: the model whose answer lengths are used; the default lengths for a model unknown to the workload.
-        Raises `ConfigError` if files are missing or of another format, or if there are fewer than `n` requests."""
+        Raises `ConfigError` if files are missing or of another format, `TooFewRequests` if there are fewer than `n`
+        requests."""
         rng = random.Random(seed)
         if self.source == "synthetic":
             chats = synthetic_chats(
@@ -82,8 +87,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 pool=self.dialogues.picture_pool,
             )
             return chats if self.dialogues == Dialogues() else list(self.dialogues.weave(chats, rng))
+        if self.source == "recording":
+            return _first(replayed(read_recording(Path(self.path or "").expanduser()).chats, seed), n, self)
         found = self._read(rng, like)
-        if self.source in TRACES or self.source == "recording":
+        if self.source in TRACES:
             return _first(found, n, self)
         return _first(rng.sample(found, len(found)), n, self)
 
@@ -99,8 +106,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return chats_of_arrivals(read_arrivals(path, self.source), rng, self.max_tokens)
         if self.source in CONVERSATIONS:
             return list(CONVERSATIONS[self.source](path, self.max_tokens))
-        if self.source == "recording":
-            return list(read_recording(path).chats)
         pictures = Path(self.pictures).expanduser() if self.pictures else path if path.is_dir() else path.parent
         questions = list(READERS[self.source](path, pictures))
         if self.distinct:
@@ -116,7 +121,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def _first(chats: list[ChatRequest], n: int, workload: Workload) -> list[ChatRequest]:
     if len(chats) < n:
         hint = "; `distinct: false` allows a picture twice" if workload.source in READERS and workload.distinct else ""
-        raise ConfigError(f"{workload.path} has {len(chats)} requests, {n} are needed{hint}", param="requests")
+        if workload.source == "recording":
+            hint = "; record more with `hydrainfer trace --requests`"
+        raise TooFewRequests(f"{workload.path} has {len(chats)} requests, {n} are needed{hint}", param="requests")
     return list(islice(chats, n))
 
 

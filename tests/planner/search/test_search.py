@@ -13,6 +13,7 @@ from hydrainfer.planner.costs import slowed
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.goodput import QUICK, SearchEffort, measured, search
 from hydrainfer.planner.search.layouts import layout_of, layouts, method_of, placed_layouts
+from hydrainfer.planner.search.objectives import least_devices, ranked_at
 from hydrainfer.planner.search.reason import reason
 from hydrainfer.planner.search.study import Station, Study, attempt, observe
 from hydrainfer.planner.search.trials import Trials
@@ -93,12 +94,14 @@ def test_hurry_changes_no_verdict():
 
 
 def test_a_run_is_judged_by_other_limits_as_if_it_had_been_simulated_for_them():
-    s, layout = study(Slo(ttft_s=0.3, tpot_s=0.05)), Layout.parse("1EP1D")
+    loose, tight, none = (Slo(ttft_s=ttft_s, tpot_s=0.05, e2e_s=2.0) for ttft_s in (0.3, 0.1, None))
+    s, layout = study(loose), Layout.parse("1EP1D")
     for rate in (4.0, 40.0):
         own = observe(s, layout, rate)
-        patient = observe(msgspec.structs.replace(s, slo=Slo(ttft_s=0.1, tpot_s=0.05), patience_s=0.3), layout, rate)
-        assert patient.under(0.3) == own and own.under(0.1) == patient
-        assert sum(own.under(None).series.met) >= sum(own.series.met) >= sum(patient.series.met)
+        patient = observe(msgspec.structs.replace(s, slo=tight, patience_s=0.3), layout, rate)
+        assert patient.under(loose) == own and own.under(tight) == patient
+        assert sum(own.under(none).series.met) >= sum(own.series.met) >= sum(patient.series.met)
+        assert 0.3 < own.under(none).series.limit_s < 2.0, "what the answers leave of the E2E limit"
     assert sum(own.series.met) > sum(patient.series.met)
 
 
@@ -135,6 +138,26 @@ def test_a_layout_carries_what_it_would_for_ever():
     assert attempt(s.run(3), layout, found.goodput_low).carried(s.target)
     if found.goodput_high < bound:
         assert not attempt(s.run(3), layout, found.goodput_high).carried(s.target)
+
+
+def test_a_rate_is_carried_if_it_would_be_for_ever():
+    """All requests of a short run meet the limit, even at a rate at which a queue grows."""
+    s, layout = study(Slo(ttft_s=4.0, tpot_s=0.2)), Layout.parse("1EPD")
+    bound = Bounds(s).of(layout).rate
+    for share, known in ((0.5, True), (0.8, None), (0.98, False), (1.02, False)):
+        rate = share * bound
+        (found,) = ranked_at(s, [layout], rate, "ttft", n_processes=1)
+        assert (found.goodput, found.goodput_low or None) == ((rate, rate) if known else (None, None)), share
+        assert (found.goodput_high > rate) is (known is not False)
+    assert attempt(s, layout, 0.98 * bound).carried(s.target)
+    assert len(found.attempts) == 0, "no rate above the bound is simulated"
+
+
+def test_the_fewest_devices_carry_the_rate_for_ever():
+    studies = [(study(Slo(ttft_s=4.0, tpot_s=0.2)), [Layout.parse(text)]) for text in ("1EPD", "2EPD", "3EPD")]
+    rate = 0.98 * Bounds(studies[0][0]).of(Layout.parse("1EPD")).rate
+    n, found = least_devices(studies, rate, n_processes=1)
+    assert n == 2 and found[0].layout == "2EPD" and found[0].goodput == rate
 
 
 def test_the_reason_names_the_stage_that_is_short():

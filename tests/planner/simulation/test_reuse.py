@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from hydrainfer.config import Slo
+from hydrainfer.core import Layout
 from hydrainfer.planner.inputs.workloads import PromptRules, trace_of, words_to_tokens
-from hydrainfer.planner.search import Bounds, Study
+from hydrainfer.planner.search import Bounds, Study, served_at
 from hydrainfer.planner.search.study import Station
 from hydrainfer.planner.simulation import ANSWER, PromptPart, Simulator, TraceRequest, as_requests, at_rate
 from hydrainfer.planner.simulation.leap import TOKEN
@@ -84,3 +85,17 @@ def test_the_bound_counts_nothing_twice():
     assert shared.decode_s == alone.decode_s
     again = TraceRequest(arrival_s=0.0, n_text=9, n_output=2, parts=(PromptPart("a", 9),))
     assert bound([again, again]).prefill_s == pytest.approx((bound([again]).prefill_s + COST.prefill_token_s) / 2)
+
+
+def test_no_schedule_exceeds_the_bound_where_a_system_prompt_is_shared():
+    """The room for KV holds the shared beginning once, so more requests decode at once than whole prompts fit."""
+    (instance,) = deployment("1EPD")
+    station = Station(cost=COST, blocks={KV: 120, EMBED: 40}, budgets=instance.budgets)
+    begun = PromptPart("system", 200)
+    trace = tuple(
+        TraceRequest(arrival_s=i, n_text=208, n_output=40, parts=(begun, PromptPart(f"text {i}", 8))) for i in range(60)
+    )
+    study, layout = Study(stations={"EPD": station}, trace=trace, slo=Slo(ttft_s=1.0)), Layout.parse("1EPD")
+    served = served_at(study, layout, 1e3)
+    rate = len(served) / max(s.token_s[-1] for s in served)
+    assert rate < Bounds(study).of(layout).rate

@@ -17,6 +17,7 @@ from hydrainfer.workload.measuring import (
     Effort,
     LoadPlan,
     bench,
+    command_line,
     first_pass,
     read_plan,
 )
@@ -24,7 +25,7 @@ from hydrainfer.workload.measuring.session import Traffic
 from hydrainfer.workload.mock import MockServer, Script
 from hydrainfer.workload.output import conclusions, page_of, tables_of, write_files
 from hydrainfer.workload.results import BenchResult
-from hydrainfer.workload.sources import Replay, Workload
+from hydrainfer.workload.sources import Recording, Replay, Workload, read_workload, write_recording
 from tests.workload import virtual
 
 pytestmark = pytest.mark.unit
@@ -89,6 +90,12 @@ def test_the_report_is_whole_and_stands_alone(tmp_path):
     assert list(tables_of(result)) and result.runs[0].breakdown.mean_s["prefill"] == 0.02
 
 
+def test_the_command_of_a_result_has_no_key():
+    words = ["--api-key", "sk-1", "--rate", "5", "--api-key=sk-$2", "--start", "x=vllm serve m --api-key sk-3"]
+    said = command_line(["/bin/hydrainfer", "bench", *words])
+    assert said == "hydrainfer bench --api-key … --rate 5 '--api-key=…' --start 'x=vllm serve m --api-key …'"
+
+
 def test_an_slo_that_no_request_can_meet():
     result, mock = run(Script(ttft_s=0.5), LoadPlan())
     assert not result.runs and not result.goodput and len(mock.served) == 5
@@ -104,6 +111,39 @@ def test_goodput_is_searched():
     short, _ = run(Script(service_s=0.05, itl_s=0.001), load, slots=1)
     assert 1 < len(short.runs) < len(result.runs) and "ended after 2 minutes" in short.goodput["server"].note
     assert 4 < short.goodput["server"].rate_per_s < 20
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A recording of 70 requests."""
+    write_recording(tmp_path / "r.jsonl", Recording(dataset="text", chats=tuple(TEXT.chats(70, 1))))
+    return read_workload(str(tmp_path / "r.jsonl"))
+
+
+def test_a_recording_that_is_too_short_ends_no_search(recorded):
+    """A second run at a rate needs 100 requests."""
+    server = {"slots": 1, "effort": msgspec.structs.replace(SMALL, requests=50), "workload": recorded}
+    result, _ = run(Script(service_s=0.05, itl_s=0.001), LoadPlan(first_rate=2.0, tolerance=0.2), **server)
+    found = result.goodput["server"]
+    assert 2 < found.rate_per_s < 20 and all(r.report.n_ok == 50 for r in result.runs)
+    assert "r.jsonl has 70 requests, 100 are needed; record more with `hydrainfer trace --requests`" in found.note
+
+
+def test_a_load_that_needs_more_requests_is_left_out(recorded):
+    effort = msgspec.structs.replace(SMALL, min_s=4.0)
+    result, _ = run(FAST, LoadPlan(rates=(10.0, 20.0, 15.0)), effort=effort, workload=recorded)
+    assert [r.rate_per_s for r in result.runs] == [10.0, 15.0]
+    assert "poisson 20/s was not run" in conclusions(result)[-1] and "80 are needed" in conclusions(result)[-1]
+    with pytest.raises(ConfigError, match=r"poisson 20/s was not run: .* record more"):
+        run(FAST, LoadPlan(rates=(20.0,)), effort=effort, workload=recorded)
+    with pytest.raises(ConfigError, match=r"was not run: .* record more"):
+        run(FAST, LoadPlan(), effort=msgspec.structs.replace(SMALL, requests=100), workload=recorded)
+
+
+def test_a_search_has_no_rounds():
+    asked = Asked(workload=TEXT, slo=SLO, runs=3)
+    with pytest.raises(ConfigError, match="--runs is for given loads"):
+        virtual.run(bench(asked, Endpoint(base_url="http://127.0.0.1:1"), Quiet()))
 
 
 def test_a_server_that_dies_midway():
@@ -161,7 +201,7 @@ def test_nobody_listens():
 def test_fields_that_a_server_refuses_are_left_out(refused):
     result, mock = run(Script(ttft_s=0.01, refuses=refused))
     names = {"include_usage" if f == "stream_options" else f for f in refused}
-    assert names <= set(result.servers[0].facts.refused) and result.runs[0].report.n_ok == 30
+    assert names == set(result.servers[0].facts.refused) and result.runs[0].report.n_ok == 30
     assert not set(refused) & set(mock.served[-1].body)
 
 
@@ -261,6 +301,49 @@ def test_compare_gives_all_the_same_traffic():
     assert any(line.startswith("a carries most (40 requests/s)") for line in conclusions(result))
     assert "said by hand" in conclusions(result) and json.loads(result.to_json())["servers"][1]["name"] == "b"
     assert page_of(result).count("<svg") >= 5
+
+
+def compared(plan, script, effort=SMALL, workload=TEXT):
+    async def main():
+        clock = asyncio.get_running_loop().time
+        async with MockServer(lambda i: script(i, mock), clock=clock) as mock:
+            given = msgspec.convert({"servers": [{"name": "a", "url": mock.url}], **plan}, ComparisonPlan)
+            return await Comparison(given, workload, SLO, effort, Quiet(), lambda _: None, clock).run()
+
+    return virtual.run(main())
+
+
+def test_a_comparison_has_a_target():
+    """Every fourth answer is late."""
+    slow = lambda i, _: Script(ttft_s=0.2 if i % 4 == 0 else 0.02, itl_s=0.01)  # noqa: E731
+    found = {
+        target: compared({"rates": (5.0,), "rounds": 1, "target": target}, slow, SMALL).goodput["a"]
+        for target in (0.9, 0.5)
+    }
+    assert found[0.9].rate_per_s == 0.0 and found[0.5].rate_per_s == 5.0 and found[0.5].target == 0.5
+    with pytest.raises(ConfigError, match="0 < target <= 1"):
+        compared({"rates": (5.0,), "target": 1.5}, slow)
+
+
+def test_a_rate_that_needs_more_requests_is_left_out_of_a_comparison(recorded):
+    plan = {"rates": (10.0, 20.0), "rounds": 2}
+    result = compared(plan, lambda *_: FAST, msgspec.structs.replace(SMALL, min_s=4.0), recorded)
+    assert [r.rate_per_s for r in result.runs] == [10.0, 10.0] and not result.servers[0].failed
+    (note,) = result.notes
+    assert note.startswith("poisson 20/s was not run")
+
+
+def test_a_run_that_was_cut_is_kept_but_not_judged():
+    """The server dies in the run at the second rate, after answers that were all in time."""
+
+    def script(i, mock):
+        if i == 60:
+            mock.die()
+        return FAST
+
+    result = compared({"rates": (10.0, 20.0, 30.0), "rounds": 1}, script, msgspec.structs.replace(SMALL, requests=50))
+    assert [run.rate_per_s for run in result.runs] == [10.0, 20.0] and result.runs[1].report.n_unsent > 0
+    assert [rate for rate, _ in result.goodput["a"].curve] == [10.0]
 
 
 def test_traffic_is_kept_as_long_as_there_is_room():

@@ -56,6 +56,15 @@ def test_tpot(part, seconds):
     assert found.tpot_blame == {part: 1} and found.ttft_blame == {}
 
 
+@pytest.mark.parametrize(
+    ("slower", "outside_s", "blamed"),
+    [({"prefill": 0.9}, 0.0, "prefill"), ({"decode": 0.9}, 0.0, "decode"), ({}, 0.6, OUTSIDE)],
+)
+def test_e2e(slower, outside_s, blamed):
+    found = breakdown_of([record(ALONE | slower, outside_s=outside_s)], Slo(e2e_s=1.0), REFERENCE)
+    assert found.e2e_blame == {blamed: 1} and found.ttft_blame == found.tpot_blame == {}
+
+
 def test_decode_counts_per_token():
     """Twice as many tokens may take twice as long: the migration is what is new."""
     long = record(ALONE | {"decode": 0.45, "pd_migration": 0.1}, n=9, gap_s=0.06)

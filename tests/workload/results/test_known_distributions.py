@@ -54,6 +54,12 @@ def test_attainment_is_that_of_the_distribution():
     assert inside(by_ttft * by_tpot, found.met[3:]) and found.met.n == 1500
 
 
+@pytest.mark.parametrize("slo", [Slo(e2e_s=0.5), Slo(ttft_s=3.0, e2e_s=0.5)])
+def test_the_first_token_has_what_answers_leave_of_an_e2e_limit(slo):
+    result = virtual.run(load(Script(ttft_s=0.1, itl_s=0.02), 20, Poisson(5.0)))
+    assert series_of(result.records, slo).limit_s == pytest.approx(0.4)
+
+
 def test_nine_of_ten_intervals_are_enough():
     slo = Slo(tpot_s=0.05)
     gaps = lambda i: Script(itl_s=(*(0.2,) * (1 + (i >= 5)), *(0.01,) * 30))  # noqa: E731

@@ -1,12 +1,21 @@
 """Readers against tiny files in the published formats, synthetic workloads, recordings."""
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.sources import Recording, Spread, read_arrivals, read_recording, read_workload, write_recording
+from hydrainfer.workload.sources import (
+    ChatRequest,
+    Recording,
+    Spread,
+    read_arrivals,
+    read_recording,
+    read_workload,
+    write_recording,
+)
 from hydrainfer.workload.sources.synthetic import fitted
 
 pytestmark = pytest.mark.unit
@@ -224,12 +233,39 @@ def test_a_trace_gives_lengths_as_well(tmp_path):
     assert len(chats[0].text.split()) == 3606
 
 
+def test_every_run_of_a_recording_has_pictures_of_its_own(tmp_path):
+    """Equal pictures stay equal, and all else is as recorded, from another request on."""
+    chats = read_workload("chat").chats(60, seed=1)
+    write_recording(tmp_path / "r.jsonl", Recording(dataset="chat", chats=tuple(chats)))
+    replay = read_workload(str(tmp_path / "r.jsonl"))
+    runs = [replay.chats(60, seed) for seed in range(1, 9)]
+    assert runs[0] == replay.chats(60, 1) and len({run[0].text for run in runs}) > 4
+
+    def shown(run):
+        return [p for chat in run for p in chat.shown]
+
+    for a, b in combinations([chats, *runs], 2):
+        assert not set(shown(a)) & set(shown(b))
+    for run in runs:
+        first = next(i for i, chat in enumerate(chats) if chat.text == run[0].text)
+        recorded = [*chats[first:], *chats[:first]]
+        assert [(c.text, c.system, c.max_tokens) for c in run] == [(c.text, c.system, c.max_tokens) for c in recorded]
+        seeds = dict(zip(shown(recorded), shown(run)))
+        assert [seeds[p] for p in shown(recorded)] == shown(run) and len(set(seeds.values())) == len(seeds) > 5
+        assert all((p.width, p.height) == (q.width, q.height) for p, q in seeds.items())
+
+
+def test_a_recording_with_times_begins_with_its_first_request(tmp_path):
+    chats = [ChatRequest(text=f"why {i}?", at_s=0.5 * i) for i in range(20)]
+    write_recording(tmp_path / "r.jsonl", Recording(dataset="d", chats=tuple(chats)))
+    assert read_workload(str(tmp_path / "r.jsonl")).chats(5, seed=7) == chats[:5]
+
+
 def test_recordings(tmp_path):
     chats = read_workload("textcaps").chats(3, seed=1)
     path = tmp_path / "r.jsonl"
     write_recording(path, Recording(dataset="textcaps", model="m", chats=tuple(chats)))
     assert read_recording(path).chats == tuple(chats) and path.stat().st_size < 2000
-    assert read_workload(str(path)).chats(2, seed=99) == chats[:2]
     path.write_text(path.read_text() + "{}{")
     with pytest.raises(ConfigError, match="line 5 is not a request"):
         read_recording(path)
