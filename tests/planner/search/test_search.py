@@ -54,7 +54,7 @@ def test_the_winner_is_that_of_trying_everything():
     by_name = {f.layout: f for f in every}
     best = quick[0]
     assert best.stage == "final" and best.goodput > 0.0
-    assert best.goodput >= 0.95 * every[0].goodput
+    assert by_name[best.layout].goodput >= 0.95 * every[0].goodput, "measured alike: other runs give other estimates"
     assert best.goodput_low <= every[0].goodput <= best.goodput_high * 1.03
     for f in every:
         assert f.goodput <= f.bound, "nothing carries more than can be"
