@@ -28,7 +28,7 @@ from hydrainfer.cluster.folder import OBJECT_STORE_BYTES, RunFolder
 from hydrainfer.cluster.launch import Build, Gone
 from hydrainfer.cluster.node import NodePlan
 from hydrainfer.core import ConfigError
-from hydrainfer.machine import host_identity
+from hydrainfer.machine import host_identity, n_cores
 
 _log = logging.getLogger(__name__)
 _CALLS = 8  # calls that may wait in one actor at once
@@ -42,6 +42,7 @@ _SETTINGS = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
     "RAY_task_events_shutdown_flush_timeout_ms": "300",  # default 5000: the wait for a process that may be dead
+    "RAY_prestart_worker_first_driver": "0",  # default 1: a process for every core, of which we need one per instance
     "RAY_worker_niceness": "0",  # default 15: engines would wait for every other process on the machine
 }
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name: "this cluster is one machine"
@@ -149,7 +150,7 @@ class RayLauncher:
                 ray.init(
                     address="local",
                     include_dashboard=False,
-                    num_cpus=max(os.cpu_count() or 1, n_instances + 1),  # so that instances never wait for a CPU
+                    num_cpus=max(n_cores(), n_instances + 1),  # so that instances never wait for a CPU
                     object_store_memory=OBJECT_STORE_BYTES,
                     _node_ip_address="127.0.0.1",
                     _temp_dir=str(self._folder.ray),

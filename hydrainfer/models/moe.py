@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import Experts
 from hydrainfer.models.slots import Slot, Weight, empty, matrix
-from hydrainfer.ops import ExpertWeights, OpSet
+from hydrainfer.ops import ExpertWeights, OpSet, rows_in_steps, with_more_rows
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Moe:
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of the chosen experts, in the dtype of `x`, and the experts' ids, both [rows, chosen]."""
         e = self.experts
-        scores = F.linear(x.to(self.gate.dtype), self.gate, self.gate_bias)
+        scores = _gate(x.to(self.gate.dtype), self.gate, self.gate_bias)
         if e.router == "chosen":
             best, chosen = scores.topk(e.chosen)
             return best.softmax(-1), chosen
@@ -130,7 +130,13 @@ class Moe:
 
     def _shared(self, x: Tensor, ops: OpSet, gate_up: Weight, down: Weight, gate: Tensor) -> Tensor:
         given = ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), down)
-        return given.mul_(F.linear(x, gate).sigmoid_())
+        return given.mul_(_gate(x, gate, None).sigmoid_())
+
+
+def _gate(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, on a CPU for few numbers of rows, as in `ops.stepping`."""
+    n = len(x)
+    return F.linear(with_more_rows(x, rows_in_steps(n) - n) if x.is_cpu else x, weight, bias)[:n]
 
 
 _BLOCK = 32  # numbers that share a scale in MXFP4

@@ -7,7 +7,7 @@ from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, starts_
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.int8 import Int8Weight
-from hydrainfer.ops.memory import weights
+from hydrainfer.ops.memory import rows_in_steps, weights, with_more_rows
 from hydrainfer.ops.native import Decode, PlainLayer
 from hydrainfer.ops.pinned import packed_bytes, to_device, to_host, upload
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
@@ -34,6 +34,7 @@ __all__ = [
     "packed_bytes",
     "packing",
     "pausing",
+    "rows_in_steps",
     "select_ops",
     "starts_of",
     "stepping",
@@ -43,4 +44,5 @@ __all__ = [
     "variants",
     "visible",
     "weights",
+    "with_more_rows",
 ]

@@ -69,6 +69,8 @@ class FlashInfer:
     def prepare(self, batch: AttentionBatch) -> None:
         if batch.spans:  # masks that are not causal
             return torch_variants.prepare(batch)
+        if not batch.counts:  # no row is sampled: nobody attends
+            return
         lengths = np.add(batch.contexts, batch.counts)
         n_pages = -(-lengths // batch.block_tokens)
         places = [i * batch.tables.shape[1] + np.arange(n) for i, n in enumerate(n_pages)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hydrainfer.ops.batch import KV, AttentionBatch, Segments, visible
 from hydrainfer.ops.experts import ExpertWeights
+from hydrainfer.ops.memory import rows_in_steps
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, state_of
 
 if TYPE_CHECKING:
@@ -150,7 +151,9 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor, ba
     for rows, source, target in batch.pieces:
         before = tails[source] if source >= 0 else torch.zeros_like(tails[target])
         seen = torch.cat([before, x[rows]])
-        out[rows] = F.conv1d(seen.t()[None], weight[:, None], groups=x.shape[1])[0].t()
+        n = len(seen) - len(before)
+        padded = F.pad(seen, (0, 0, 0, rows_in_steps(n) - n))  # few numbers of rows, as in `stepping`
+        out[rows] = F.conv1d(padded.t()[None], weight[:, None], groups=x.shape[1])[0].t()[:n]
         tails[target] = seen[-tails.shape[1] :]
     return out if bias is None else out.add_(bias)
 

@@ -16,7 +16,7 @@ from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
-from hydrainfer.ops.int8 import Int8Products
+from hydrainfer.ops.int8 import Int8Products, Int8Weight
 from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
 from hydrainfer.ops.memory import rows_in_steps, with_more_rows
@@ -124,7 +124,7 @@ def stepping(ops: OpSet) -> OpSet:
 
     def missing(x: Tensor, weight: Tensor) -> int:
         more = rows_in_steps(x.shape[0]) - x.shape[0]
-        return more if more and products.compiles(x, weight) else 0
+        return more if more and (_packed(weight) or products.compiles(x, weight)) else 0
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         more = missing(x, weight)
@@ -147,9 +147,9 @@ def packing(ops: OpSet) -> OpSet:
         return ops
 
     def packed(weight: Tensor) -> bool:
-        if not weight.is_mkldnn and products.packs(weight):
+        if not _packed(weight) and products.packs(weight):
             pack(weight)
-        return weight.is_mkldnn
+        return _packed(weight)
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return packed_linear(x, weight, bias) if packed(weight) else ops.linear(x, weight, bias)
@@ -160,6 +160,10 @@ def packing(ops: OpSet) -> OpSet:
         return ops.linear_add(out, x, weight, bias)
 
     return replace(ops, linear=linear, linear_add=linear_add)
+
+
+def _packed(weight: Tensor | Int8Weight) -> bool:
+    return isinstance(weight, Tensor) and weight.is_mkldnn
 
 
 OPERATORS = (

@@ -343,7 +343,7 @@ class Processor:
         for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biased)):
             if any(not 0 <= i < n_vocabulary for i in ids):
                 raise InvalidRequest(f"{name} takes token ids from 0 to {n_vocabulary - 1}", param=name)
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        seeds = [secrets.randbits(63) if sampling.seed is None else sampling.seed for _ in token_lists]
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # cached KV has no log-probabilities
         chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]
         requests = [
@@ -352,7 +352,7 @@ class Processor:
                 prompt_ids=token_ids,
                 sampling=sampling,
                 max_tokens=resolve_max_tokens(len(token_ids), sampling.max_tokens, self.model, param),
-                seed=seed,
+                seed=seeds[p],
                 choice=choice,
                 media=media,
                 eos_ids=self.model.eos_ids,

@@ -76,7 +76,7 @@ void run_experts(const Experts<T>& e, const T* x, const int64_t* chosen, const T
     const int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < n; ++i) lay_row<T>(x + slots[i] / each * width, given.data() + i * width, width);
-    const auto [i0, i1] = share(inner, me, threads);
+    const auto [i0, i1] = share(inner, me, threads, W);
     for (const Group& g : groups) {
       const T* bias = e.gate_up_bias ? e.gate_up_bias + g.expert * 2 * inner : nullptr;
       const LinearArgs<T> a{given.data() + g.first * width, e.gate_up + g.expert * 2 * inner * width, nullptr, bias,

@@ -270,11 +270,9 @@ struct Panel {
         }
         best = max(best, x);
       }
-      vec before = top[i] * -c, less = best * -c;
-      in_register(before), in_register(less);  // both rounded, so that the error of large scores cancels out
-      keep[i] = exp2(less - before), top[i] = best;
+      keep[i] = exp2((top[i] - best) * c), top[i] = best;
       vec sum = total[i] * keep[i];
-      const auto weight = [&](int64_t j) { return exp2(fma(load(s + j * LANES), splat(c), less)); };
+      const auto weight = [&](int64_t j) { return exp2((load(s + j * LANES) - best) * c); };
       for (int64_t j = 0; j < n; j += EACH) {
         const vec p = weight(j), next = EACH == 2 && j + 1 < n ? weight(j + 1) : vec{};
         sum += p + next;

@@ -106,6 +106,13 @@ def test_attention_is_the_references(heads, kv_heads, shape):
     assert [w.plans for w in backend.made] == ([] if batch.spans else [1]), "once for all layers"
 
 
+def test_a_step_that_samples_nothing_plans_nothing():
+    """A chunk in the middle of a prompt by itself: no row of it is wanted from the last layer."""
+    backend = Backend(CPU)
+    backend.prepare(paged([], [], 2, 64, torch.bfloat16)[1])
+    assert not backend.made
+
+
 def test_living_batches_have_wrappers_of_their_own():
     """All rows and the last ones of a step are two plans; the next step takes the wrappers again."""
     backend = Backend(CPU)

@@ -40,3 +40,17 @@ def test_one_call_is_each_expert_by_itself(dtype, width, inner, limit):
         got = together.experts(out, x, weights, chosen, e, together)
         assert got is out
         torch.testing.assert_close(got.float(), want.float(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_the_number_of_threads_changes_no_bit():
+    if load_kernels(torch.device("cpu"))[0] is None:
+        pytest.skip("no compiler here")
+    ops, g = select_ops("cpu", torch.float32, 64, only="native-cpu"), torch.Generator().manual_seed(1)
+    e, x = weights_of(64, 1408, torch.float32, g, 0.0), torch.randn(2, 64, generator=g)
+    weights, chosen = torch.rand(2, N_EXPERTS, generator=g).topk(CHOSEN)
+    found, before = [], torch.get_num_threads()
+    for n in (1, 2, 3, 4):
+        torch.set_num_threads(n)
+        found.append(ops.experts(torch.zeros_like(x), x, weights, chosen, e, ops))
+    torch.set_num_threads(before)
+    assert all(torch.equal(found[0], one) for one in found)

@@ -80,6 +80,17 @@ def test_gated_delta(variant, dtype, dim, difference, fresh):
     assert all(torch.equal(part[untouched], before[untouched, 1]) for part, before in zip(ours, kept))
 
 
+def test_convolutions_have_few_numbers_of_rows(monkeypatch):
+    """oneDNN compiles code for each, and keeps it."""
+    lengths, columns, none = set(), 4, torch.empty(0, dtype=torch.int64)
+    conv1d = torch.nn.functional.conv1d
+    monkeypatch.setattr(reference.F, "conv1d", lambda x, *a, **k: lengths.add(x.shape[2]) or conv1d(x, *a, **k))
+    for n in range(17, 417):
+        batch = ScanBatch(0, none, none, [ScanRows(slice(0, n), -1, 0)])
+        reference.short_conv(torch.zeros(n, columns), torch.zeros(columns, 3), None, torch.zeros(1, 2, columns), batch)
+    assert len(lengths) < 60
+
+
 @pytest.mark.parametrize("width", [2, 4, 7])
 def test_a_convolution_in_pieces_is_that_of_the_whole(width):
     g, n, columns = torch.Generator().manual_seed(2), 40, 5

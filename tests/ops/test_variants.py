@@ -21,6 +21,7 @@ from hydrainfer.ops import (
     Segments,
     packing,
     reference,
+    select,
     select_ops,
     stepping,
     variants,
@@ -110,6 +111,22 @@ def test_products_of_many_rows_have_few_numbers_of_them(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_by_packed_weights_have_few_numbers_of_rows(dtype, monkeypatch):
+    """Whatever is fastest for so many rows: oneDNN computes all products of a packed weight."""
+    if "onednn" not in ways(dtype, None):
+        pytest.skip("oneDNN does not multiply these here")
+    found, met = select_ops("cpu", dtype, 64, use_native=False), set()
+    multiply = select.packed_linear
+    monkeypatch.setattr(select, "packed_linear", lambda x, *rest: met.add(x.shape[0]) or multiply(x, *rest))
+    products = SimpleNamespace(packs=lambda weight: True, compiles=lambda x, weight: False)
+    ops = stepping(packing(dataclasses.replace(found, products=products)))
+    weight = random(48, 64, dtype=dtype, seed=1) / 8
+    for rows in range(16, 257):
+        assert len(ops.linear(random(rows, 64, dtype=dtype), weight)) == rows
+    assert len(met) < 50
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("inner", "outer"), [(64, 48), (67, 31), (768, 256)])
 def test_products_by_packed_weights(dtype, inner, outer):
     found = select_ops("cpu", dtype, 64, use_native=False)
@@ -185,7 +202,7 @@ def paged(
 ):
     """A cache of one layer in a two-layer block, scattered tables, and the batch."""
     lengths = [a + b for a, b in zip(counts, contexts)]
-    longest = -(-max(lengths) // block_tokens)
+    longest = -(-max(lengths, default=0) // block_tokens)
     n_blocks = longest * len(counts) + 3
     order = torch.randperm(n_blocks, generator=torch.Generator().manual_seed(5))[: longest * len(counts)]
     tables = order.view(len(counts), longest).to(torch.int32)

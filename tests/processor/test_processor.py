@@ -134,6 +134,14 @@ def test_one_request_per_choice(processor):
     assert prepare(processor, *CHATS["text"], seed=7).requests[0].seed == 7
 
 
+def test_equal_prompts_without_a_seed_have_other_random_numbers(processor):
+    def seeds(seed):
+        return [r.seed for r in processor.complete("r", ["a cat", "a cat"], SamplingParams(n=2, seed=seed)).requests]
+
+    a, again, b, _ = seeds(None)
+    assert a == again != b and set(seeds(7)) == {7}
+
+
 def test_equal_pictures_have_equal_keys_and_are_kept_once(processor, store):
     prepared = prepare(processor, user(shown(image(1)), shown(image(1)), shown(image(2))))
     a, b, c = prepared.requests[0].media

@@ -29,14 +29,15 @@ def resized(
     """The resized RGB picture as uint8 [height, width, 3], or the `box` of it. `library`: path of the compiled kernel.
     Pillow resizes if there is none, and in cases that the kernel does not support."""
     box = box or (0, 0, width, height)
-    if library and image.mode == "RGB" and (width, height) != image.size:
+    kernel = _kernel(library) if library and image.mode == "RGB" and (width, height) != image.size else None
+    if kernel is not None:
         columns = _taps(image.width, width, box[0], box[2], resample)
         rows = _taps(image.height, height, box[1], box[3], resample)
         if columns is not None and rows is not None:
             # like Pillow 13: the vertical pass comes first if it leaves much less work for the horizontal one
             shrunk = image.width - width, image.height - height
             passes = _down_first if shrunk[1] > max(0, 2 * shrunk[0]) else _along_first
-            return passes(_kernel(library), image, columns, rows)
+            return passes(kernel, image, columns, rows)
     whole = np.asarray(image.resize((width, height), Image.Resampling(resample)))
     return np.ascontiguousarray(whole[box[1] : box[3], box[0] : box[2]])
 
@@ -210,8 +211,12 @@ class _ArrowArray(ctypes.Structure):
 
 
 @cache
-def _kernel(library: str) -> ctypes.CDLL:
-    kernel = ctypes.CDLL(library)
+def _kernel(library: str) -> ctypes.CDLL | None:
+    """The kernel; None if it has been removed, as builds are that nobody has started for long."""
+    try:
+        kernel = ctypes.CDLL(library)
+    except OSError:
+        return None
     for function in (kernel.hydra_resample_along, kernel.hydra_resample_down):
         function.argtypes = (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE)
         function.restype = None

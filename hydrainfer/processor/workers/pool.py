@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -231,13 +230,13 @@ class _Worker:
     @staticmethod
     def _process(fd: int, memory_bytes: int, dali: bool) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, *map(str, (fd, memory_bytes, int(dali), os.getpid()))],
+            [sys.executable, "-P", "-c", _COMMAND, *map(str, (fd, memory_bytes, int(dali), os.getpid()))],
             stdin=subprocess.DEVNULL,
             pass_fds=(fd,),
             process_group=0,  # Ctrl-C must reach only the server, which ends the workers
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p) or str(Path.cwd()),
+                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
                 "PILLOW_BLOCKS_MAX": str(_WARM_BLOCKS),
                 "OPENBLAS_NUM_THREADS": "1",
             },

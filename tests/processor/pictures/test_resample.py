@@ -49,6 +49,14 @@ def check(image, size, filter, box, library):
     assert np.array_equal(made, whole[top:bottom, left:right]), (image.size, size, filter, box)
 
 
+def test_pillow_resizes_if_the_kernel_has_been_removed(tmp_path):
+    image = noise(np.random.default_rng(3), 64, 48)
+    assert np.array_equal(
+        resample.resized(image, 32, 24, Image.Resampling.BICUBIC, library=str(tmp_path / "resample.so")),
+        np.asarray(image.resize((32, 24), Image.Resampling.BICUBIC)),
+    )
+
+
 @pytest.mark.parametrize("strip_bytes", [15 << 20, 1 << 14], ids=["in one piece", "in strips"])
 @pytest.mark.parametrize("filter", FILTERS)
 def test_equal_for_any_size_and_box(filter, strip_bytes, library, monkeypatch):

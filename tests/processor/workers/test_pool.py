@@ -94,6 +94,13 @@ def test_results_are_those_of_a_thread_in_order_whatever_the_adapter_makes(pool)
     assert len(workers.pids) == 2
 
 
+def test_files_in_the_present_folder_are_not_imported(pool, tmp_path, monkeypatch):
+    """Whoever may write there must not have his code run."""
+    (tmp_path / "ctypes.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    assert works(pool())
+
+
 def test_a_worker_is_small_and_knows_no_torch(pool):
     workers = pool()
     assert works(workers)
