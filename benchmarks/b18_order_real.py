@@ -76,7 +76,7 @@ async def send(port: int, mix: list[tuple[TraceRequest, str]], seed: int) -> lis
         ids = [rng.randrange(FIRST_ID, FIRST_ID + N_WORDS) for _ in range(request.n_text)]
         fields = {"model": "model", "prompt": ids, "max_tokens": 1, "ignore_eos": True}
         body = orjson.dumps(fields)
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         bodies.append(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     async def one(request: TraceRequest, kind: str, message: bytes) -> None:

@@ -126,7 +126,7 @@ class Generator:
 
     async def _exchange(self, body: bytes, n_retries: int) -> tuple[int, float]:
         known = f"x-stainless-retry-count: {n_retries}\r\n" if self._args.say_retries else ""
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{known}content-type: application/json\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{known}content-type: application/json\r\n"
         message = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
         connection = await self._connection()
         done = connection.ask(message)
@@ -193,7 +193,7 @@ async def _watch_health(pipe: Connection, port: int) -> None:
         begin_s = time.perf_counter()
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             ok = (await reader.read()).startswith(b"HTTP/1.1 200")
             writer.close()
             n_failed += not ok

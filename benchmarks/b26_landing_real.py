@@ -64,7 +64,7 @@ async def ask(port: int, request: TraceRequest, ids: list[int], start_s: float) 
     content = orjson.dumps(body)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     sent_s = time.perf_counter()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
     token_s: list[float] = []
     usage: dict[str, Any] = {}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +18,6 @@ from hydrainfer.version import __version__
 
 GIB = 1 << 30
 _PACKAGES = ("torch", "transformers", "ray", "fastapi", "pyzmq", "llguidance", "av", "flashinfer-python", "decord")
-_LEAST_SHARED_GIB = 1
 _HEAD_DIM = 128  # the head size of most language models
 _QUESTION, _ANSWER = "What is in this picture?", "red circle"
 
@@ -53,7 +50,9 @@ def examine(port: int, serve: bool) -> Iterator[CheckResult]:
 def _machine() -> CheckResult:
     sets = ", ".join(machine.instruction_sets()) or "none that are used"
     memory = machine.memory_bytes() / GIB
-    says = f"{machine.n_cores()} cores of {machine.cpu_name()} (instructions: {sets}), {memory:.1f} GiB of memory"
+    n = machine.n_cores()
+    cores = f"{n} core{'s' * (n != 1)} of {machine.cpu_name()}"
+    says = f"{cores} (instructions: {sets}), {memory:.1f} GiB of memory"
     return CheckResult("machine", "ok", says)
 
 
@@ -94,19 +93,19 @@ def _port(port: int) -> CheckResult:
 
 
 def _shared_memory() -> CheckResult:
+    """The room for Ray's objects. Caches of instances do not need it: they are shared memory without a file."""
+    from hydrainfer.cluster.folder import OBJECT_STORE_BYTES
+
     folder = Path("/dev/shm")
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, 1 << 20)
-        free = shutil.disk_usage(folder).free / GIB
+        free = shutil.disk_usage(folder).free
+        found = f"{free / GIB:.2f} GiB are free in {folder}"
     except OSError as e:
-        return CheckResult(
-            "shared memory", "bad", f"{folder} cannot be used ({e.strerror}): instances cannot share caches"
-        )
-    if free < _LEAST_SHARED_GIB:
-        hint = "caches of several instances are there: give it more (containers: --shm-size)"
-        return CheckResult("shared memory", "note", f"{free:.2f} GiB are free in {folder}; {hint}")
-    return CheckResult("shared memory", "ok", f"{free:.1f} GiB are free in {folder}")
+        free, found = 0, f"{folder} cannot be used ({e.strerror})"
+    if free >= OBJECT_STORE_BYTES:
+        return CheckResult("shared memory", "ok", found)
+    hint = f"Ray, if it is used, takes {OBJECT_STORE_BYTES >> 20} MiB of the temporary directory instead"
+    return CheckResult("shared memory", "note", f"{found}: {hint} (containers: --shm-size)")
 
 
 def _folder() -> CheckResult:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -54,6 +54,8 @@ _ALL_TICKS, _ALL_AT_LAST_TICKS = 600, 6000
 """Ticks of 0.1 s after which all garbage is collected: if no request is live, and in any case."""
 _TIMES_APART = 300.0
 """The pause after a collection of younger garbage, in multiples of the time that the collection took."""
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""The addresses that stand for all interfaces, and the one under which this machine reaches itself."""
 _log = logging.getLogger(__name__)
 
 
@@ -171,8 +173,8 @@ class _HttpServer(uvicorn.Server):
 
 class _Signals:
     """A context that handles SIGINT, SIGTERM and SIGUSR1. During the start, the first SIGINT or SIGTERM ends it, and
-    later ones are ignored. Once there is a server, signals go to it. `hang_up`: also handle SIGHUP, which is ignored
-    during the start.
+    later ones are ignored. Once there is a server, signals go to it, as do a SIGHUP and an end that the start has not
+    heeded. `hang_up`: also handle SIGHUP.
 
     Ray installs a handler in front of ours, which prints a stack trace and kills the process by SIGALRM 3 s later."""
 
@@ -181,6 +183,7 @@ class _Signals:
         self._signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *([signal.SIGHUP] if hang_up else []))
         self._before: dict[int, Any] = {}
         self._ending = False
+        self._early: list[int] = []
 
     def __enter__(self) -> _Signals:
         self._before = {sig: signal.signal(sig, self._handle) for sig in self._signals}
@@ -190,6 +193,8 @@ class _Signals:
         self._server = server
         for sig in self._signals:
             signal.signal(sig, self._handle)  # again, since Ray has installed its handler by now
+        for early in self._early:
+            server.handle_exit(early, None)
 
     def __exit__(self, *_: object) -> None:
         for sig, handler in self._before.items():
@@ -199,8 +204,11 @@ class _Signals:
         signal.alarm(0)
         if self._server is not None:
             self._server.handle_exit(sig, frame)
-        elif not self._ending and sig not in (signal.SIGHUP, signal.SIGUSR1):
+        elif sig == signal.SIGHUP:
+            self._early.append(sig)
+        elif not self._ending and sig != signal.SIGUSR1:
             self._ending = True
+            self._early.append(sig)
             raise KeyboardInterrupt if sig == signal.SIGINT else SystemExit(128 + sig)
 
 
@@ -210,7 +218,8 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
     logs = written_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
     tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
     with logs, _Signals(hang_up=loaded.config.tenants is not None) as signals:
-        listener = _listen(loaded.config.host, loaded.config.port)
+        listener = _bind(loaded.config.host, loaded.config.port)
+        exposed = not locked and not loaded.config.ssl_ca_certs and listener.getsockname()[0] in _EVERYWHERE
         with closing(listener), closing(_load(loaded, console)) as instance:
             _settle(loaded, console, instance)
             chats = instance.intake.processor.model.template is not None
@@ -218,11 +227,11 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
                 instance,
                 console,
                 tenants,
-                lambda: _greet(console, _url(listener, loaded.config), instance.name, locked, chats),
+                lambda: _greet(console, _url(listener, loaded.config), instance.name, locked, exposed, chats),
             )
             server.on_hang_up = lambda: _reload(tenants, console)
             signals.hand_to(server)
-            server.run(sockets=[listener])
+            server.run(sockets=[_listening(listener)])
             why = instance.engine.lost()
     if why is not None:
         raise InternalError(f"the server has ended: {why}")
@@ -231,11 +240,12 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
 @contextmanager
 def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str, ServerParts]]:
     """A context that runs the server in a thread. Yields its URL and its parts, and stops everything on exit."""
-    tenants, listener = _tenants(loaded.config), _listen(loaded.config.host, loaded.config.port)
+    tenants, listener = _tenants(loaded.config), _bind(loaded.config.host, loaded.config.port)
     with closing(listener), closing(_load(loaded, console)) as instance:
         _settle(loaded, console, instance)
         server = _server(instance, console, tenants)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
+        sockets = [_listening(listener)]
+        thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, name="http", daemon=True)
         thread.start()
         try:
             while not server.started:
@@ -292,9 +302,9 @@ def _tenants(config: ServeConfig) -> Tenants:
 def _reload(tenants: Tenants, console: Console) -> None:
     try:
         n_keys = tenants.reload()
-        console.print(f"tenants: read again, {n_keys} key{'s' * (n_keys != 1)}", highlight=False)
+        _say(console, f"tenants: read again, {n_keys} key{'s' * (n_keys != 1)}")
     except ConfigError as e:
-        console.print(f"tenants as before: {e.message}", style="red", markup=False, highlight=False)
+        _say(console, f"tenants as before: {e.message}", style="red", markup=False)
 
 
 def _server(
@@ -308,6 +318,7 @@ def _server(
         stall_s=config.stall_s,
         allowed_origins=read_origins(config.allowed_origins),
         root_path=config.root_path,
+        host=config.host,
     )
     recorder = instance.recorder
     app = create_app(
@@ -324,7 +335,7 @@ def _server(
         proxy_headers=False,  # clients' addresses are not used
         **_tls(config),
     )
-    return _HttpServer(http, instance, on_ready, lambda line: console.print(line, highlight=False))
+    return _HttpServer(http, instance, on_ready, partial(_say, console))
 
 
 def _tls(config: ServeConfig) -> dict[str, Any]:
@@ -360,43 +371,64 @@ def _check_pem(path: Path, option: str, kind: str) -> None:
         raise ConfigError(f"{flag}: {path} holds no {kind.lower()} (PEM){hint}", param=option)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address. Made before the model loads, so that a port in use is found at once. Raises
-    `ConfigError`."""
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address. Made before the model loads, so that a port in use is found at once. It does not
+    listen yet, so that clients are refused instead of waiting for the model. Raises `ConfigError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except (OSError, socket.gaierror) as e:
+    except OSError as e:
         listener.close()
-        option = "host" if isinstance(e, socket.gaierror) or e.errno == errno.EADDRNOTAVAIL else "port"
-        said = f"cannot listen on {host}:{port}: {e.strerror or e}; choose another with --{option}"
-        raise ConfigError(said, param=option) from None
+        raise _cannot_listen(host, port, e) from None
     return listener
+
+
+def _listening(listener: socket.socket) -> socket.socket:
+    """The same socket, which listens now. Raises `ConfigError` if another process has begun to listen on the port since
+    `_bind`, which uvloop would pass over."""
+    host, port = listener.getsockname()[:2]
+    try:
+        listener.listen()
+    except OSError as e:
+        raise _cannot_listen(host, port, e) from None
+    return listener
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    option = "host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "port"
+    said = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --{option}"
+    return ConfigError(said, param=option)
 
 
 def _url(listener: socket.socket, config: ServeConfig) -> str:
     host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = _EVERYWHERE.get(host, host)
     scheme = "https" if config.ssl_certfile else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _greet(console: Console, url: str, model: str, locked: bool, chats: bool) -> None:
-    """Print where the server listens, and an example request. `locked`: the server needs a key. `chats`: the model has
-    a chat template."""
+def _say(console: Console, said: str, highlight: bool = False, **style: Any) -> None:
+    """Print what a running server says. It runs on if nobody can read that: the disk may be full, or the reader of a
+    pipe gone, for which rich raises `SystemExit`."""
+    with suppress(OSError, SystemExit):
+        console.print(said, highlight=highlight, **style)
+
+
+def _greet(console: Console, url: str, model: str, locked: bool, exposed: bool, chats: bool) -> None:
+    """Print where the server listens, and an example request. `locked`: the server needs a key. `exposed`: it listens
+    on all interfaces, and whoever reaches it may use it. `chats`: the model has a chat template."""
     asked = {"messages": [{"role": "user", "content": "Hello"}]} if chats else {"prompt": "Hello"}
     path = "chat/completions" if chats else "completions"
     body = {"model": model, **asked, "max_tokens": 32}
     key = "-H 'Authorization: Bearer KEY' " if locked else ""
-    console.print(f"\n[bold green]ready[/bold green] {url}/v1   (Ctrl-C stops)\n")
+    _say(console, f"\n[bold green]ready[/bold green] {url}/v1   (Ctrl-C stops)\n", highlight=True)
+    if exposed:
+        said = "it listens on all interfaces and needs no key: set one with --api-key, or choose another --host"
+        _say(console, said, style="yellow")
     if not chats:
         said = "this checkpoint has no chat template, so chats get 400: give one with --chat-template FILE"
-        console.print(said, style="yellow", highlight=False)
-    console.print(
-        f"curl {url}/v1/{path} {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
+        _say(console, said, style="yellow")
+    asks = f"curl {url}/v1/{path} {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
+    _say(console, asks, soft_wrap=True, markup=False)

@@ -1,13 +1,16 @@
 """The doctor finds what is wrong with a machine, and says so in words."""
 
 import json
+import shutil
 import socket
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from hydrainfer import doctor
+from hydrainfer import doctor, machine
 from hydrainfer.cli import app
+from hydrainfer.cluster.folder import OBJECT_STORE_BYTES
 from hydrainfer.version import __version__
 
 pytestmark = pytest.mark.cpu
@@ -32,6 +35,29 @@ def test_a_port_that_is_taken():
         port = other.getsockname()[1]
         code, found = findings("--port", str(port))
     assert code == 1 and found["port"]["state"] == "bad" and str(port) in found["port"]["says"]
+
+
+@pytest.mark.parametrize(
+    ("free", "state"), [(OBJECT_STORE_BYTES, "ok"), (OBJECT_STORE_BYTES - 1, "note"), (None, "note")]
+)
+def test_shared_memory_is_for_rays_objects(monkeypatch, free, state):
+    """`free`: None if there is none. Caches are elsewhere, so a server works without."""
+
+    def usage(_):
+        if free is None:
+            raise FileNotFoundError(2, "No such file or directory")
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    found = doctor._shared_memory()
+    assert found.state == state and "cache" not in found.says
+    assert ("Ray, if it is used, takes 80 MiB of the temporary directory" in found.says) == (state == "note")
+
+
+@pytest.mark.parametrize(("n", "says"), [(1, "1 core of "), (2, "2 cores of ")])
+def test_one_core_is_one_core(monkeypatch, n, says):
+    monkeypatch.setattr(machine, "n_cores", lambda: n)
+    assert doctor._machine().says.startswith(says)
 
 
 def test_a_server_that_does_not_start_is_a_finding():

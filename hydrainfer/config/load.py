@@ -29,6 +29,9 @@ name, and of their values."""
 _GUARDS = ("api_key", "tenants", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "media_domains")
 """Options that protect the server. An empty value, as of an unset shell variable, must not turn them off."""
 
+_SECRETS = ("api_key",)
+"""Options whose values no message shows."""
+
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _SIGNS = {">=": "of at least", "<=": "up to", ">": "above", "<": "below"}
 
@@ -108,7 +111,9 @@ def _convert(key: str, value: Any, source: str) -> Any:
     except msgspec.ValidationError as e:
         form = (field.type.__metadata__[0].extra or {}).get("form")  # of a field with a pattern
         rule = form or _rule(field.type) or _in_words(str(e))
-        raise ConfigError(f"{key} ({source}): must be {rule}, got {value!r}", param=key) from None
+        kind = type(value).__name__
+        got = _KINDS.get(kind, kind) if key in _SECRETS and value else repr(value)
+        raise ConfigError(f"{key} ({source}): must be {rule}, got {got}", param=key) from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{key} ({source}): must be finite, got {value!r}", param=key)
     return converted

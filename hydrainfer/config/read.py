@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import yaml
+from yaml.constructor import ConstructorError
 
 from hydrainfer.config.shipped import here_or_shipped, shipped
 from hydrainfer.core import ConfigError
@@ -19,16 +20,39 @@ T = TypeVar("T")
 def read_yaml(path: Path) -> dict[str, Any]:
     """The keys and values of a file, which may be a shipped one; none if it is empty. Raises `ConfigError`."""
     try:
-        content = yaml.safe_load(here_or_shipped(path).read_text("utf-8"))
+        content = yaml.load(here_or_shipped(path).read_text("utf-8"), _Loader)
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path} is not valid YAML: {_fault(e)}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold keys and values, one option a line")
     return content
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that refuses a key that is set twice. Every fault but too deep nesting is a `YAMLError`."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set[tuple[str, str]]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise ConstructorError(problem=f"{key.value!r} is set twice", problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as e:  # a scalar that its type cannot hold
+            kind = node.tag.rpartition(":")[2]
+            raise ConstructorError(problem=f"{node.value!r:.60} is no {kind}", problem_mark=node.start_mark) from e
 
 
 def _fault(e: Exception) -> str:

@@ -114,7 +114,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _help("Cluster", "How cache blocks move between instances; auto: the shortest way between each two."),
     ] = "auto"
 
-    host: Annotated[str, _help("Server", "Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, _help("Server", "Address to listen on.", min_length=1)] = "127.0.0.1"
     port: Annotated[int, _help("Server", "Port to listen on; 0 picks a free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[NotEmpty | None, _help("Server", "Require this key as a bearer token.")] = None
     tenants: Annotated[

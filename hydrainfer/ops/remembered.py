@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -39,15 +40,14 @@ def remembered(
     folder: str, what: tuple, kind: type[T], whole: Callable[[T], bool], measure: Callable[[], T], threads: int | None
 ) -> T:
     """The stored measurement for `what` on this machine with this many threads (default: torch's current number), or a
-    new one. `kind`: its type, mappings of seconds. `whole`: whether a stored measurement has all that is asked for. Of
-    processes that start together, one measures, and the others wait and take its result, disturbed or not."""
+    new one, which is stored if the disk has room. `kind`: its type, mappings of seconds. `whole`: whether a stored
+    measurement has all that is asked for. Of processes that start together, one measures, and the others wait and take
+    its result, disturbed or not."""
     before = torch.get_num_threads()
     threads = threads or before
     key = repr((cpu_name(), instruction_sets(), torch.__version__, threads, what))
     path = cache_folder() / folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    path.parent.mkdir(exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(path):
         kept = _read(path, kind, whole)
         if kept is not None and (kept.n == 0 or kept.n >= _ENOUGH or not _worth_repeating(path)):
             return kept.least
@@ -59,10 +59,31 @@ def remembered(
         if kept is not None and not quiet:
             measured = msgspec.convert(_lesser(msgspec.to_builtins(kept.least), msgspec.to_builtins(measured)), kind)
         n = 0 if quiet else kept.n + 1 if kept else 1
-        part = path.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(_Kept(measured, n)))
-        part.replace(path)
+        _store(path, _Kept(measured, n))
         return measured
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """A context in which no other process measures for this path, if its folder can hold a lock: on a full disk it
+    cannot."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            lock = stack.enter_context(path.with_suffix(".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _store(path: Path, kept: _Kept) -> None:
+    """Store the measurement, or leave what is there if the disk is full."""
+    part = path.with_suffix(".part")
+    try:
+        part.write_bytes(msgspec.json.encode(kept))
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
 
 
 def _read(path: Path, kind: type[T], whole: Callable[[T], bool]) -> _Kept[T] | None:

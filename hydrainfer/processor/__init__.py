@@ -16,6 +16,7 @@ from hydrainfer.processor.messages import (
     parse_messages,
     parse_prompts,
     parse_tools,
+    read_arguments,
 )
 from hydrainfer.processor.pictures import (
     ClipImages,
@@ -96,5 +97,6 @@ __all__ = [
     "parse_prompts",
     "parse_tools",
     "prepare_image",
+    "read_arguments",
     "together",
 ]

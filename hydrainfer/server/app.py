@@ -21,6 +21,7 @@ from hydrainfer.server.errors import Farewell, install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
 from hydrainfer.server.fronts import front_routes, ollama_routes
 from hydrainfer.server.gate import Door, Gate, authorization_of
+from hydrainfer.server.hosts import Hosts, is_loopback
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.openapi import describe
@@ -35,7 +36,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of the application. `model_names`: the names that clients may use for the model. `stall_s`: the
     seconds without progress of an instance after which `/health` returns 503. `allowed_origins`: the origins whose
     pages may send requests from a browser; `*` allows all. `root_path`: the prefix under which a proxy serves the
-    application; requests may come with it or without."""
+    application; requests may come with it or without. `host`: the address that the server binds to; if that is loopback
+    and no key is needed, only the names of `Hosts` may be in a request's `Host`."""
 
     model_names: tuple[str, ...]
     version: str
@@ -43,6 +45,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float = 30.0
     allowed_origins: tuple[str, ...] = ()
     root_path: str = ""
+    host: str = ""
 
 
 def create_app(
@@ -84,6 +87,8 @@ def create_app(
             allow_headers=("*",),
             expose_headers=EXPOSED,
         )
+    if tenants.open and is_loopback(settings.host) and "*" not in settings.allowed_origins:
+        app.add_middleware(Hosts, host=settings.host, origins=settings.allowed_origins)
     app.add_middleware(Access, counts=door.counts)
     if settings.root_path:
         app.add_middleware(Prefixed, prefix=settings.root_path)

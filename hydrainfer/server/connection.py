@@ -9,6 +9,9 @@ While only returning requests are let in, a request is held until its body shows
     headers ── check ──> the application
                  │ └───> held ── its body, or `_BODY_S` ── check ──> the application
                  │ refused                                   │ refused
+
+A head may take `_HEAD_S` and have `_MOST_HEAD_BYTES`. Between requests, uvicorn's keep-alive timer closes an idle
+connection.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from hydrainfer.core import HydraError, Overloaded
+from hydrainfer.core import HydraError, InvalidRequest, Overloaded
 from hydrainfer.server.access import id_in, new_id
 from hydrainfer.server.errors import JSON, error_body
 from hydrainfer.server.gate import WORK, Asked, Door, Head
@@ -30,6 +33,20 @@ _SLOWLY = (b"origin", b"expect")  # requests with these headers are left to the 
 _BODY_S = 0.02  # how long a request that may be a returning one is held for its body
 _HEAD_BYTES = 2048  # longer heads are not remembered
 _END = b"\r\n\r\n"
+_MOST_HEAD_BYTES = 64 << 10
+_HEAD_S = 30.0  # the time for a head, from the connection's begin or the head's first byte
+
+
+class HeadTooLarge(InvalidRequest):
+    """431: the head is over the limit."""
+
+    status = 431
+
+
+class HeadStalled(InvalidRequest):
+    """408: the head has not arrived in time."""
+
+    status = 408
 
 
 class Connection(HttpToolsProtocol):
@@ -48,19 +65,51 @@ class Connection(HttpToolsProtocol):
         self._between = True  # between two requests, so that the next data begins with a head
         self._let_in = False  # the present request was let in, and its mark made, before it was parsed
         self._refused_s = 0.0  # when the last request was refused without being parsed
+        self._in_head = True  # no head is complete since the last request
+        self._n_bare = 0  # bytes since the last head, piece of a body or request: of an incomplete head or chunk
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.connections.add(self)
         self.transport, self.flow = transport, FlowControl(transport)
         self.scheme = "https" if self.config.is_ssl else "http"
+        self._head_timer = self.loop.call_later(_HEAD_S, self._on_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held = None
+        self._stop_head_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if not (self._between and self._refuses(data)):
+            self._n_bare += len(data)
             super().data_received(data)
+        if not self._n_bare:
+            self._stop_head_timer()
+        elif self._n_bare > _MOST_HEAD_BYTES:
+            self._cut_off(_too_large())
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(_HEAD_S, self._on_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_late(self) -> None:
+        """Close the connection, whose head is late, unless an answer is under way."""
+        if not self._idle():
+            self._head_timer = self.loop.call_later(_HEAD_S, self._on_late)
+        elif self._n_bare:
+            self._cut_off(HeadStalled(f"the request's head did not come within {_HEAD_S:g} s", code="head_timeout"))
+        else:
+            self.transport.close()
+
+    def _cut_off(self, error: HydraError) -> None:
+        """Close the connection, if possible with an answer to the incomplete head."""
+        if self._in_head and self._idle() and not self.transport.is_closing():
+            self._send(error, "", new_id(), goes_on=False)
+        self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection. Requests that are refused unparsed do not stop the timer, so it is extended."""
@@ -107,10 +156,16 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._unset_keepalive_if_required()  # the previous request may have been refused in the same data
         self._between, self._retry_after_s = False, None
+        self._n_bare = self._n_bare or 1  # after another request in the same data, the number is not known
         if not self._let_in:
             self._mark = None
 
     def on_headers_complete(self) -> None:
+        if self._n_bare > _MOST_HEAD_BYTES and self._idle() and self._head_bytes() > _MOST_HEAD_BYTES:
+            self.cycle = _ANSWERED
+            self._cut_off(_too_large())
+            return
+        self._n_bare, self._in_head = 0, False
         if self.url in _WORK and self.parser.get_method() == b"POST":
             known, self._let_in = self._let_in, False
             if not known:
@@ -122,6 +177,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._n_bare = 0
         if self._mark is not None:
             self._mark.add(body)
         if self._held is None:
@@ -136,9 +192,13 @@ class Connection(HttpToolsProtocol):
         if self._retry_after_s is not None and self._mark is not None:
             self._door.admission.expect(self._mark, self._retry_after_s)
         self._between, self._head = True, b""
+        self._n_bare, self._in_head = 0, True
         super().on_message_complete()
         if self.cycle is _ANSWERED:  # its body was complete only after the answer
             self._await_next()
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
 
     def _may_answer(self) -> bool:
         """Whether the request may be answered here: no other answer is under way, and no header needs the
@@ -190,19 +250,26 @@ class Connection(HttpToolsProtocol):
         return self.parser.get_http_version() == "1.1" and self.parser.should_keep_alive()
 
     def _answer(self, error: HydraError, path: bytes, given: str, *, goes_on: bool = True) -> None:
-        where = path.decode()
+        where, ours = path.decode(), "" if given else new_id()
+        self._send(error, where, given or ours, goes_on=goes_on)
+        self._door.counts.add(where, "POST", error.status)
+        self._door.lines.write(path, error.status, given, ours)
+
+    def _send(self, error: HydraError, where: str, id: str, *, goes_on: bool) -> None:
+        """Send the response to `error`, and close the connection if nothing may follow. `where`: as in `error_body`."""
         headers, body = self._door.headers_of(error), error_body(error, where)
-        ours = "" if given else new_id()
         if not goes_on:
             headers["connection"] = "close"
-        headers |= {"content-length": str(len(body)), "content-type": JSON, "x-request-id": given or ours}
+        headers |= {"content-length": str(len(body)), "content-type": JSON, "x-request-id": id}
         head = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
         always = b"".join([b"%s: %s\r\n" % header for header in self.server_state.default_headers])
         self.transport.write(b"%s%s%s\r\n%s" % (STATUS_LINE[error.status], head, always, body))
-        self._door.counts.add(where, "POST", error.status)
-        self._door.lines.write(path, error.status, given, ours)
         if "connection" in headers:
             self.transport.close()
+
+
+def _too_large() -> HeadTooLarge:
+    return HeadTooLarge(f"the request's head is over the limit of {_MOST_HEAD_BYTES} bytes", code="head_too_large")
 
 
 class _Answered:

@@ -27,6 +27,7 @@ _INTERNAL = "the server failed to run this request; its log says more"
 _ANTHROPIC = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     422: "invalid_request_error",

@@ -106,6 +106,11 @@ class Tenants:
         self._latest: Counter[str] = Counter()  # tokens of the latest request
         self._turn_s: dict[str, float] = {}
 
+    @property
+    def open(self) -> bool:
+        """Whether no key is needed."""
+        return not self._keys and self._path is None
+
     def reload(self) -> int:
         """Read the file again; what has been used still counts. Returns the number of its keys. Raises `ConfigError`;
         the tenants are then as before."""
@@ -115,7 +120,7 @@ class Tenants:
 
     def find(self, authorization: str) -> Tenant:
         """The tenant that sent this Authorization header. Raises `Unauthorized`."""
-        if not self._keys and self._path is None:
+        if self.open:
             return _EVERYBODY
         scheme, _, key = authorization.partition(" ")
         digest = _hash(key)

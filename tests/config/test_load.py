@@ -123,6 +123,21 @@ def test_an_unset_shell_variable_opens_nothing(name, tmp_path):
     assert getattr(load({name: "auto", "dtype": "auto", "threads": "auto"}).config, name) == "auto"
 
 
+def test_an_empty_host_is_not_every_interface():
+    for given in ({"flags": {"host": ""}}, {"flags": {}, "environ": {ENV_PREFIX + "HOST": ""}}):
+        with pytest.raises(ConfigError, match=r"host .*: must be text that is not empty, got ''"):
+            load(**given)
+
+
+@pytest.mark.parametrize(("key", "kind"), [("123456789012", "a whole number"), ("[123456789012]", "list")])
+def test_a_key_that_is_no_text_is_not_shown(tmp_path, key, kind):
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"api_key: {key}\n")
+    with pytest.raises(ConfigError) as e:
+        load({}, path)
+    assert e.value.message == f"api_key ({path}): must be text, got {kind}"
+
+
 @pytest.mark.parametrize(("content", "message"), [("[1, 2]", "keys and values"), ("a: [", "not valid YAML")])
 def test_a_broken_file_is_named(tmp_path, content, message):
     path = tmp_path / "serve.yaml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import resource
 import time
 
 import pytest
@@ -125,6 +126,25 @@ def test_it_is_measured_once(monkeypatch, tmp_path):
     kept.write_bytes(was[:40])  # a full disk
     select_ops("cpu", torch.float32, 64, use_native=False, threads=1)
     assert kept.read_bytes().startswith(was[:10]) and len(kept.read_bytes()) > 40
+
+
+@pytest.mark.parametrize("full", ["of bytes", "of files"])
+def test_a_full_disk_does_not_lose_a_measurement(monkeypatch, tmp_path, full):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder, soft_and_hard = tmp_path / "hydrainfer" / "t", resource.getrlimit(resource.RLIMIT_FSIZE)
+    folder.parent.mkdir()
+    if full == "of files":
+        folder.touch()  # in the place of the folder, which then cannot be made
+
+    def times():
+        return remembered.remembered("t", ("x",), dict[str, float], bool, lambda: {"a": 1.0}, None)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, soft_and_hard[1]))
+    try:
+        assert times() == {"a": 1.0}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft_and_hard)
+    assert not list(tmp_path.rglob("*.json")) and not list(tmp_path.rglob("*.part"))
 
 
 def start_later(monkeypatch):

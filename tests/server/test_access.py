@@ -2,6 +2,7 @@
 
 import logging
 import re
+import socket
 
 import pytest
 
@@ -167,3 +168,55 @@ def test_whole_numbers_may_have_a_point(server):
 def test_health_may_be_asked_for_its_head(server):
     said = server.http.head("/health")
     assert said.status_code == 200 and said.content == b""
+
+
+LOCAL = {"host": "127.0.0.1"}
+
+
+def status_for(server, host, path="/v1/models"):
+    return server.http.get(path, headers={"Host": host}).status_code
+
+
+def test_an_open_server_on_loopback_is_not_used_under_a_name_of_the_web(start, lines):
+    server = start(**LOCAL)
+    for host in ("evil.example", "EVIL.example:8000", "localhost.evil.example", "evillocalhost", "[::1"):
+        assert status_for(server, host) == 403, host
+    said = server.http.post("/v1/chat/completions", json={"messages": HI}, headers={"Host": "evil.example"})
+    error = said.json()["error"]
+    assert said.status_code == 403 and error["code"] == "host_not_allowed" and error["type"] == "permission_error"
+    assert "--api-key" in error["message"] and "--allowed-origins" in error["message"]
+    assert status_for(server, "evil.example", "/") == status_for(server, "evil.example", "/metrics") == 403
+    said = server.http.post("/v1/messages", json={}, headers={"Host": "evil.example"})
+    assert said.json()["error"]["type"] == "permission_error"
+    lines(9)
+
+
+def test_names_of_this_machine_and_addresses_may_be_used(start):
+    server = start(**LOCAL, allowed_origins=("https://chat.example.com:8443",))
+    for host in (
+        *("localhost", "LOCALHOST:8000", "localhost.", "a.localhost", "printer.local:1", "a.b.internal"),
+        *("127.0.0.1", "127.0.0.1:80", "10.1.2.3:8000", "[::1]:8000", "[fe80::1]", ""),
+        *(socket.gethostname(), "chat.example.com", "chat.example.com:8000"),
+    ):
+        assert status_for(server, host) == 200, host
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"host": "0.0.0.0"},
+        {"host": "::"},
+        {**LOCAL, "allowed_origins": ("*",)},
+        {**LOCAL, "tenants": Tenants(("k",))},
+    ],
+    ids=["all-addresses", "all-addresses-6", "all-origins", "key"],
+)
+def test_any_name_may_be_used_otherwise(start, settings):
+    server = start(**settings)
+    said = server.http.get("/v1/models", headers={"Host": "chat.example.com", "Authorization": "Bearer k"})
+    assert said.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost", "box.localhost"])
+def test_loopback_has_many_names(start, host):
+    assert status_for(start(host=host), "evil.example") == 403

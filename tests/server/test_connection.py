@@ -1,6 +1,7 @@
 """What the connection itself answers: refusals, before anything is made for the request."""
 
 import http.client
+import json
 import logging
 import time
 from types import SimpleNamespace
@@ -265,3 +266,106 @@ def test_lines_of_the_log_are_written_many_at_once():
     log.info("last")
     handler.close()
     wait_until(lambda: stream.wrote[-1].endswith(" last\n"))
+
+
+def said_by(raw):
+    """What the server sends until it closes the connection."""
+    said = b""
+    while piece := raw.sock.recv(65536):
+        said += piece
+    return said
+
+
+@pytest.fixture
+def fresh(start):
+    """A function that connects to a server with room."""
+    server, made = start(), []
+
+    def connect():
+        made.append(http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20))
+        made[-1].connect()
+        return made[-1]
+
+    yield connect
+    for raw in made:
+        raw.close()
+    server.check_idle()
+
+
+LINE = b"x-more: " + b"a" * 990 + b"\r\n"
+
+
+@pytest.mark.parametrize("begin", [b"GET /version HTTP/1.1\r\n", b"GET /version HTTP/1.1\r\nx: ", b"GET /"])
+def test_a_head_without_an_end_is_refused(fresh, begin):
+    raw, more = fresh(), LINE if begin.endswith(b"\n") else b"a" * 1000
+    raw.sock.sendall(begin + more * 64)
+    raw.sock.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        raw.sock.recv(1)
+    raw.sock.settimeout(20)
+    raw.sock.sendall(more * 2)
+    head, _, body = said_by(raw).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ") and b"connection: close" in head
+    error = json.loads(body)["error"]
+    assert "65536" in error.pop("message")
+    assert error == {"type": "invalid_request_error", "param": None, "code": "head_too_large"}
+
+
+def test_a_whole_head_over_the_limit_is_refused_and_its_body_too(fresh):
+    for n, status in ((60, 200), (70, 431)):
+        raw = fresh()
+        raw.sock.sendall(raw_request(b"{" * 9, method="GET", path="/version", more=(LINE * n).decode()))
+        assert raw.sock.recv(65536).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_trailers_without_an_end_close_the_connection(fresh):
+    raw = fresh()
+    raw.sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+    raw.sock.sendall(b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+    time.sleep(0.05)
+    raw.sock.sendall(LINE * 70)
+    assert said_by(raw) == b""
+
+
+def test_a_large_body_is_no_head(fresh):
+    raw, body = fresh(), b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}' + b" " * 300_000
+    asked = raw_request(body)
+    pieces = [asked[i : i + 50_000] for i in range(0, len(asked), 50_000)]
+    assert answers_to(raw, pieces, 1)[0][0] == 200
+    raw.sock.sendall(asked + asked[:50])
+    raw.sock.sendall(asked[50:])
+    assert [status for status, _ in answers_to(raw, [], 2)] == [200, 200]
+
+
+def test_who_sends_no_head_in_time_is_closed(fresh, monkeypatch):
+    monkeypatch.setattr("hydrainfer.server.connection._HEAD_S", 0.3)
+    silent, begun = fresh(), fresh()
+    begun.sock.sendall(b"GET /version HTTP/1.1\r\nx: y\r\n")
+    head, _, body = said_by(begun).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ") and b'"head_timeout"' in body
+    assert said_by(silent) == b""
+
+
+def test_who_begins_a_second_head_and_stops_is_closed(fresh, monkeypatch):
+    monkeypatch.setattr("hydrainfer.server.connection._HEAD_S", 0.3)
+    for begin in (b"GET /v", b"\r\n"):
+        raw = fresh()
+        assert answers_to(raw, [raw_request(b"", method="GET", path="/version")], 1)[0][0] == 200
+        raw.sock.sendall(begin)
+        assert said_by(raw).startswith(b"HTTP/1.1 408 ")
+
+
+def test_an_answer_or_a_pause_that_takes_longer_than_a_head_may_is_not_cut(start, monkeypatch):
+    monkeypatch.setattr("hydrainfer.server.connection._HEAD_S", 0.1)
+    server = start(step_s=0.05)
+    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    raw.connect()
+    asked = raw_request(b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}')
+    raw.sock.sendall(asked + asked[:50])  # the second head begins while the first request is answered
+    time.sleep(0.2)
+    raw.sock.sendall(asked[50:])
+    assert [status for status, _ in answers_to(raw, [], 2)] == [200, 200]
+    time.sleep(0.3)
+    assert answers_to(raw, [asked], 1)[0][0] == 200
+    raw.close()
+    server.check_idle()

@@ -227,3 +227,12 @@ def test_the_client_s_errors(client):
     anthropic = pytest.importorskip("anthropic")
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         client.create(**{**HI, "model": "claude"})
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("system", [None, "be brief"])
+def test_errors_name_the_client_s_own_place(server, path, system):
+    results = [{"type": "tool_result", "tool_use_id": "a", "content": "1"}, {"type": "text", "text": "so?"}]
+    wrong = [{"role": "user", "content": results}, {"role": "function", "content": "x"}]
+    said = server.post(path, max_tokens=4, messages=wrong, system=system)
+    assert said.status_code == 400 and said.json()["error"]["message"].startswith("messages.1.role must be one of")

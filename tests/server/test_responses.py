@@ -56,6 +56,7 @@ def test_whole(server):
     (item,) = answer.output
     assert (item.type, item.role, item.status) == ("message", "assistant", "completed")
     request = server.engine.submitted[-1]
+    assert openai.types.responses.ResponseUsage.model_validate(answer.usage.model_dump()) == answer.usage
     assert answer.usage.input_tokens == len(request.prompt_ids) and len(request.media) == 1
     assert answer.usage.output_tokens == len(server.model.tokenizer.encode(SAID).ids) + 1
     assert (answer.instructions, answer.metadata, answer.model) == ("be brief", {"a": "b"}, "tiny")
@@ -146,6 +147,13 @@ def test_half_a_character_in_a_call_goes_back(tools_server):
     assert '{"a": "?"}' in tools_server.prompt()
 
 
+def test_arguments_that_are_no_json_object_go_back(tools_server):
+    call = {"type": "function_call", "call_id": "a", "name": "add", "arguments": '{"a": [1,'}
+    given = [{"role": "user", "content": "?"}, call, {"type": "function_call_output", "call_id": "a", "output": "1"}]
+    assert tools_server.post("/v1/responses", input=given).status_code == 200
+    assert '{"INVALID_JSON": "{\\"a\\": [1,"}' in tools_server.prompt()
+
+
 @pytest.mark.parametrize("then", ["Then.", [{"type": "output_text", "text": "Then."}]])
 def test_a_text_behind_a_call_goes_back_with_it(then):
     """Templates refuse a tool's message that follows another message than that of its call."""
@@ -200,3 +208,22 @@ def test_the_gate_is_the_same(start):
         server.engine.hold.clear()
         first.read()
     server.check_idle()
+
+
+@pytest.mark.parametrize("instructions", [None, "be brief"])
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"role": "function", "content": "x"}, "input.4.role"),
+        ({"role": "user", "content": []}, "input.4.content"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "ftp:x"}]}, "input.4.content.0.image_url"),
+        ({"type": "function_call_output", "output": "x"}, "input.4.tool_call_id"),
+    ],
+)
+def test_errors_name_the_client_s_own_place(server, instructions, item, param):
+    call = {"type": "function_call", "call_id": "a", "name": "add"}
+    given = [{"role": "user", "content": "?"}, {"type": "reasoning", "content": []}, call]
+    output = {"type": "function_call_output", "call_id": "a", "output": "1"}
+    said = server.post("/v1/responses", input=[*given, output, item], instructions=instructions)
+    error = said.json()["error"]
+    assert said.status_code == 400 and error["param"] == param and "messages" not in error["message"]

@@ -58,6 +58,15 @@ def test_keys_of_the_file_and_of_the_option_open_it(write):
         Tenants((), write("")).find("")
 
 
+@pytest.mark.parametrize("wrong", ["x: 2026-13-01", "x: " + "[" * 5000, f"{ACME}\n{ACME}"], ids=["date", "deep", "2x"])
+def test_a_file_that_cannot_be_read_leaves_the_tenants_as_before(write, wrong):
+    tenants = Tenants((), write(ACME))
+    write(wrong)
+    with pytest.raises(ConfigError):
+        tenants.reload()
+    assert tenants.find("Bearer a").name == "acme"
+
+
 def test_requests_per_minute_and_turns_for_the_refused(write, clock):
     tenants = Tenants((), write(ACME))
     acme = tenants.find("Bearer a")

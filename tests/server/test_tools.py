@@ -187,6 +187,16 @@ def test_half_a_character_in_a_call_goes_back(tools_server):
     assert asked("\\ud83d") == asked("?") == list(tools_server.engine.submitted[0].prompt_ids)
 
 
+@pytest.mark.parametrize("text", ['{"city": "Kö', "[1]", "null", "not JSON"])
+def test_arguments_that_are_no_json_object_go_back(tools_server, text):
+    """A chat goes on after the model has once written such arguments."""
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments": text}}
+    returned = {"role": "tool", "tool_call_id": "abcdefghi", "content": "try again"}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, returned]
+    assert tools_server.post(messages=messages, tools=[WEATHER]).status_code == 200
+    assert "INVALID_JSON" in tools_server.prompt()
+
+
 @pytest.mark.parametrize("depth", [900, 990])
 def test_deeply_nested_tools_are_served_or_refused(tools_server, depth):
     """How deep is too deep depends on Python and on the template."""
@@ -245,7 +255,7 @@ def test_tokens_and_their_probabilities(client, tools_server):
         ({"role": "assistant", "tool_calls": "x"}, "messages.1.tool_calls"),
         ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "messages.1.tool_calls.0.function.name"),
         (
-            {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "["}}]},
+            {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": ["x"]}}]},
             "messages.1.tool_calls.0.function.arguments",
         ),
         ({"role": "assistant", "content": None}, "messages.1.content"),

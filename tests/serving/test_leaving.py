@@ -60,7 +60,7 @@ class Clients:
         pictures = [picture(rng.randrange(12)) for _ in range(i % 3)]
         body = {"messages": chat(*pictures), "max_tokens": FIRST + i, "ignore_eos": True, "n": 1 + i % 2}
         data = json.dumps({**body, "stream": bool(i % 4)}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
         message = f"{head}content-type: application/json\r\n\r\n".encode() + data
         await asyncio.sleep(rng.uniform(0.0, 1.0))
         reader, writer = await asyncio.open_connection(self.at.hostname, self.at.port)

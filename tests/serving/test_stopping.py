@@ -8,10 +8,11 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from hydrainfer import assemble, serving
 from hydrainfer.config import load
-from hydrainfer.core import InternalError
+from hydrainfer.core import ConfigError, InternalError
 from tests.checkpoints import make_llava
 from tests.serving.test_leaving import COSTS
 from tests.serving.test_real_engine import chat, picture
@@ -109,6 +110,57 @@ def test_a_signal_while_it_starts_ends_the_start_and_tidies_up(options, monkeypa
     with signals_restored(), pytest.raises(raises) as e:
         serve(options, monkeypatch, None)
     assert closed == [True] and (raises is KeyboardInterrupt or e.value.code == 143)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_that_the_start_did_not_heed_goes_to_the_server(sig):
+    """Such as a reload while the weights load, or an end whose exception a library has swallowed."""
+    told = []
+    server = SimpleNamespace(handle_exit=lambda sig, _: told.append(sig))
+    with signals_restored(), serving._Signals(hang_up=True) as signals:
+        with suppress(SystemExit):
+            os.kill(os.getpid(), sig)
+        signals.hand_to(server)
+    assert told == [sig]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_port_that_is_taken_while_it_loads_is_an_error(options, monkeypatch, background):
+    start_instance, console = assemble.start_instance, Console(quiet=True)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        here = {**options, "port": other.getsockname()[1]}
+
+        def started(*args):
+            other.listen()
+            return start_instance(*args)
+
+        monkeypatch.setattr(assemble, "start_instance", started)
+        with signals_restored(), pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{here['port']}: "):
+            if background:
+                with serving.serve_in_background(load(here), console):
+                    pass
+            else:
+                serve(here, monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+
+@pytest.mark.parametrize(
+    ("more", "exposed"),
+    [({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "api_key": "k"}, False), ({"host": "127.0.0.1"}, False)],
+)
+def test_it_says_so_if_it_listens_on_all_interfaces_without_a_key(options, monkeypatch, more, exposed):
+    said, greet = io.StringIO(), serving._greet
+
+    def greeted(*args):
+        greet(*args)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(serving, "_greet", greeted)
+    with signals_restored():
+        serving.serve_forever(load({**options, **more}), Console(file=said, width=200))
+    assert "ready http://127.0.0.1:" in said.getvalue()
+    assert ("it listens on all interfaces and needs no key" in said.getvalue()) == exposed
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
@@ -209,6 +261,48 @@ def test_a_hang_up_reads_the_tenants_again(options, monkeypatch, tmp_path):
     assert "tenants as before" in said.getvalue() and "tenants: read again, 1 key\n" in said.getvalue()
 
 
+@pytest.fixture(params=["full disk", "broken pipe"])
+def unread(request, monkeypatch):
+    """A console on a standard output that takes nothing."""
+    if request.param == "full disk":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+    file = os.fdopen(writer, "w")
+    monkeypatch.setattr(sys, "stdout", file)  # rich puts /dev/null in its place
+    yield Console(file=file)
+    with suppress(OSError):
+        file.close()
+
+
+def test_a_console_that_takes_nothing_ends_nothing(options, monkeypatch, tmp_path, unread):
+    path, key = tmp_path / "tenants.yaml", hashlib.sha256(b"k").hexdigest()
+    path.write_text(f"acme: {{keys: ['sha256:{key}']}}")
+    last, threads, greet = [], [], serving._greet
+    body = {"messages": chat(), "max_tokens": 40, "ignore_eos": True, "stream": True}
+
+    def signals(url):
+        with httpx.stream("POST", f"{url}{PATH}", json=body, headers={"authorization": "Bearer k"}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            for sig in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
+                os.kill(os.getpid(), sig)
+                time.sleep(0.3)
+            last.extend([line for line in lines if line][-1:])
+
+    def when_ready(url, model):
+        greet(unread, url, model, False, True, False)
+        threads.append(threading.Thread(target=signals, args=(url,)))
+        threads[0].start()
+
+    monkeypatch.setattr(serving, "_settle", lambda *_: None)  # prints before it is ready
+    with signals_restored():
+        serve({**options, "tenants": str(path)}, monkeypatch, when_ready, unread)
+    threads[0].join()
+    assert last == ["data: [DONE]"]
+
+
 class Clients:
     """They stream and wait for whole answers, some in the queue; a picture does not come, a body is half there."""
 
@@ -243,7 +337,7 @@ class Clients:
     def half(self, url, body):
         at, data = urlsplit(url), json.dumps(body).encode()
         kind = "content-type: application/json\r\n"
-        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{kind}content-length: {len(data)}\r\n\r\n".encode()
+        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\n{kind}content-length: {len(data)}\r\n\r\n".encode()
         with socket.create_connection((at.hostname, at.port), timeout=60) as s:
             s.sendall(head + data[:-10])
             answer = b"".join(iter(lambda: s.recv(1 << 16), b""))

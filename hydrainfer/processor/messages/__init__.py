@@ -6,7 +6,7 @@ types. Never fetches a URL, never tokenises.
 
 from hydrainfer.processor.messages.chat import ChatMessage, ImagePart, TextPart, parse_messages
 from hydrainfer.processor.messages.python_prompts import PythonPrompt, is_id, parse_prompts
-from hydrainfer.processor.messages.tools import Tools, parse_tools
+from hydrainfer.processor.messages.tools import Tools, parse_tools, read_arguments
 from hydrainfer.processor.messages.video_part import VideoPart, VideoReading
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "parse_messages",
     "parse_prompts",
     "parse_tools",
+    "read_arguments",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -73,15 +73,23 @@ def _parse_call(call: object, where: str) -> ToolCall:
     name = _name(call, where)
     arguments = call["function"].get("arguments", "{}")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
+        arguments = read_arguments(arguments)
     if not isinstance(arguments, dict):
         raise InvalidRequest(
-            f"{where}.function.arguments must be the text of a JSON object", param=f"{where}.function.arguments"
+            f"{where}.function.arguments must be a JSON object or its text", param=f"{where}.function.arguments"
         )
     return ToolCall(call["id"], name, arguments)
+
+
+def read_arguments(text: str, read: Callable[[str], Any] = json.loads) -> dict[str, Any]:
+    """The arguments of a call as an object. Text that is not a JSON object, which a model may write, is wrapped as
+    Anthropic's documentation proposes. `read`: the JSON reader; that of `json` accepts half surrogate pairs, which
+    orjson cannot write."""
+    try:
+        value = read(text or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": text}
 
 
 def _parse_tool(tool: object, where: str) -> tuple[str, Mapping[str, Any]]:

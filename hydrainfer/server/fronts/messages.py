@@ -12,6 +12,7 @@ from hydrainfer.server.fronts.reading import (
     extensions,
     image_part,
     mapping,
+    placed,
     refuse,
     string,
     text_part,
@@ -34,12 +35,15 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
     refuse(body, _REFUSED)
     if body.get("max_tokens") is None and not counting:
         raise InvalidRequest("max_tokens: is required", param="max_tokens")
-    system = [] if not body.get("system") else [{"role": "system", "content": _system(body["system"])}]
+    system = [{"role": "system", "content": _system(body["system"])}] if body.get("system") else []
     turns = entries(body.get("messages"), "messages")
     if turns and turns[-1].get("role") == "assistant":
         raise unsupported("going on with an assistant's message", "messages", "the last message must be the user's")
     chat: dict[str, Any] = {
-        "messages": [*system, *(m for i, turn in enumerate(turns) for m in _turn(turn, f"messages.{i}"))],
+        "messages": [
+            *(placed(message, "system") for message in system),
+            *(placed(m, f"messages.{i}") for i, turn in enumerate(turns) for m in _turn(turn, f"messages.{i}")),
+        ],
         "max_tokens": body.get("max_tokens"),
         "stop": body.get("stop_sequences"),
         "tools": _tools(body.get("tools")),

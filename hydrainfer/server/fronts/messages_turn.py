@@ -9,6 +9,7 @@ import orjson
 
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
+from hydrainfer.processor import read_arguments
 from hydrainfer.server.errors import error_body
 from hydrainfer.server.fronts.messages import thinks
 from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
@@ -92,11 +93,5 @@ def _block(part: ReplyPart, arguments: Any) -> dict[str, Any]:
     return {"type": "text", "text": part.text}
 
 
-def _input(text: str) -> Any:
-    """The arguments of a call as an object. Text that is not a JSON object is wrapped as Anthropic's documentation
-    proposes."""
-    try:
-        value = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": text}
+def _input(text: str) -> dict[str, Any]:
+    return read_arguments(text, orjson.loads)

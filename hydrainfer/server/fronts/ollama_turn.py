@@ -10,6 +10,7 @@ import orjson
 
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
+from hydrainfer.processor import read_arguments
 from hydrainfer.server.errors import error_body
 from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 
@@ -69,7 +70,9 @@ class ChatTurn(GenerateTurn):
 
     def _said(self, parts: Sequence[ReplyPart]) -> dict[str, Any]:
         calls = [part for part in parts if part.kind == "call"]
-        made = [{"function": {"name": call.name, "arguments": _arguments(call.text)}} for call in calls]
+        made = [
+            {"function": {"name": call.name, "arguments": read_arguments(call.text, orjson.loads)}} for call in calls
+        ]
         said = {"role": "assistant", "content": _text(parts, "text"), **_thinking(parts)}
         return {"message": {**said, **({"tool_calls": made} if made else {})}}
 
@@ -86,10 +89,3 @@ def _thinking(parts: Sequence[ReplyPart]) -> dict[str, str]:
 def head(model: str, created: int) -> dict[str, Any]:
     """The fields with which every line begins. `created`: seconds since 1970."""
     return {"model": model, "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")}
-
-
-def _arguments(text: str) -> Any:
-    try:
-        return orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:  # the answer was cut off
-        return {"INVALID_JSON": text}

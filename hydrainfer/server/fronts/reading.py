@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from hydrainfer.core import InvalidRequest
+from hydrainfer.core import HydraError, InvalidRequest
 
 EXTENSIONS = (
     *("priority", "deadline_s", "timings", "cache_salt", "mm_processor_kwargs", "chat_template_kwargs"),
@@ -18,6 +19,21 @@ EXTENSIONS = (
 
 def extensions(body: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: body[name] for name in EXTENSIONS if body and body.get(name) is not None}
+
+
+def placed(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """`message` with the place in the client's body from which it was made, unless it has one. Only `name_places` reads
+    it."""
+    return {"place": where, **message}
+
+
+def name_places(error: HydraError, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Let `error` name the places in the client's body instead of those in `messages`, which are `placed`."""
+
+    def own(text: str) -> str:
+        return re.sub(r"\bmessages\.(\d+)", lambda found: messages[int(found[1])]["place"], text)
+
+    error.message, error.param = own(error.message), error.param and own(error.param)
 
 
 def thinking_of(body: Mapping[str, Any], thinks: bool | str | None) -> dict[str, Any]:

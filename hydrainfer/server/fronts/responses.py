@@ -14,6 +14,7 @@ from hydrainfer.server.fronts.reading import (
     extensions,
     image_part,
     mapping,
+    placed,
     refuse,
     string,
     text_part,
@@ -47,7 +48,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     instructions = body.get("instructions")
     first = [{"role": "system", "content": string(instructions, "instructions")}] if instructions else []
     chat: dict[str, Any] = {
-        "messages": first + _messages(body.get("input")),
+        "messages": [*(placed(message, "instructions") for message in first), *_messages(body.get("input"))],
         "max_completion_tokens": body.get("max_output_tokens"),
         "tools": _tools(body.get("tools")),
         "tool_choice": _tool_choice(body.get("tool_choice")),
@@ -61,7 +62,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _messages(given: object) -> list[dict[str, Any]]:
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+        return [placed({"role": "user", "content": given}, "input")]
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []  # thoughts that belong to the assistant's next message
     for i, item in enumerate(entries(given, "input")):
@@ -81,6 +82,7 @@ def _messages(given: object) -> list[dict[str, Any]]:
             before = messages[-1].get("reasoning_content")  # present if a call was added to that message
             messages[-1]["reasoning_content"] = "\n".join(filter(None, [before, *thoughts]))
         thoughts.clear()
+        messages[-2:] = [placed(message, where) for message in messages[-2:]]
     return messages
 
 

@@ -134,7 +134,7 @@ class ResponseTurn(ReplyTurn):
         n_prompt, n_cached, n_answer = self._counts(n_tokens)
         return {
             "input_tokens": n_prompt,
-            "input_tokens_details": {"cached_tokens": n_cached},
+            "input_tokens_details": {"cached_tokens": n_cached, "cache_write_tokens": 0},
             "output_tokens": n_answer,
             "output_tokens_details": {"reasoning_tokens": self.n_reasoning},
             "total_tokens": n_prompt + n_answer,
