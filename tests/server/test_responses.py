@@ -6,9 +6,10 @@ import openai
 import pydantic
 import pytest
 
-from hydrainfer.core import ErrorInfo, Output, Unavailable
+from hydrainfer.core import ErrorInfo, InvalidRequest, Output, Unavailable
 from hydrainfer.processor import load_description
 from hydrainfer.server import Tenants
+from hydrainfer.server.fronts.reading import name_places
 from hydrainfer.server.fronts.responses import chat_of
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest, data_url, picture
@@ -227,3 +228,15 @@ def test_errors_name_the_client_s_own_place(server, instructions, item, param):
     said = server.post("/v1/responses", input=[*given, output, item], instructions=instructions)
     error = said.json()["error"]
     assert said.status_code == 400 and error["param"] == param and "messages" not in error["message"]
+
+
+@pytest.mark.parametrize("text", ["messages.99", "messages." + "9" * 5000])
+def test_what_looks_like_a_place_and_is_none_is_repeated(text, server):
+    said = server.post("/v1/responses", input=[{"role": text, "content": "?"}])
+    assert said.status_code == 400 and said.json()["error"]["param"] == "input.0.role"
+
+
+def test_names_of_places_are_only_those_that_there_are():
+    error = InvalidRequest("messages.0.role is 'messages.7', messages." + "9" * 5000, param="messages.0.role")
+    name_places(error, [{"place": "input.3"}])
+    assert error.message.startswith("input.3.role is 'messages.7', messages.999") and error.param == "input.3.role"

@@ -12,7 +12,6 @@ depend on the number of processes. A search starts from all earlier runs of its 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hydrainfer.core import Layout
+from hydrainfer.machine import n_cores
 from hydrainfer.metrics import Search
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.layouts import method_of
@@ -319,7 +319,7 @@ RunJobs = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any
 def workers(n_processes: int | None) -> Iterator[RunJobs]:
     """A function that runs jobs in `n_processes` processes (default: one per core) and returns the results in order.
     With one process, jobs run in this process."""
-    n = n_processes or len(os.sched_getaffinity(0))
+    n = n_processes or n_cores()
     if n == 1:
         yield lambda call, jobs: (call(*job) for job in jobs)
         return

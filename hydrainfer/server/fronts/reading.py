@@ -30,8 +30,12 @@ def placed(message: dict[str, Any], where: str) -> dict[str, Any]:
 def name_places(error: HydraError, messages: Sequence[Mapping[str, Any]]) -> None:
     """Let `error` name the places in the client's body instead of those in `messages`, which are `placed`."""
 
+    def place(found: re.Match[str]) -> str:
+        i = int(found[1])
+        return messages[i]["place"] if i < len(messages) else found[0]  # else it is the client's text, repeated
+
     def own(text: str) -> str:
-        return re.sub(r"\bmessages\.(\d+)", lambda found: messages[int(found[1])]["place"], text)
+        return re.sub(r"\bmessages\.(\d{1,6})\b", place, text)
 
     error.message, error.param = own(error.message), error.param and own(error.param)
 

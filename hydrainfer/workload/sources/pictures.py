@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from hydrainfer.core import ConfigError
+from hydrainfer.machine import n_cores
 from hydrainfer.processes import processes
 
 _NOISE = np.float32(20 * 3**0.5 / 255)  # per value of a random byte: a standard deviation of 10
@@ -85,7 +85,7 @@ def data_urls(pictures: Sequence[SentPicture], given_up: Callable[[], bool] = la
     if sum(isinstance(p, DrawnPicture) for p in pictures) < MANY:
         return [p.data_url() for p in pictures]
     try:
-        with processes(len(os.sched_getaffinity(0)), preload=[__name__]) as pool:
+        with processes(n_cores(), preload=[__name__]) as pool:
             return list(_until(given_up, pool.map(_data_url_of, pictures, chunksize=8)))
     except BrokenProcessPool:
         return list(_until(given_up, map(_data_url_of, pictures)))
