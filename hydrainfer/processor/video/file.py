@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import av
 import msgspec
 import numpy as np
-from av.stream import Disposition
 
 from hydrainfer.core import DeadlineExceeded, MediaError, RequestTooLarge
 
@@ -23,6 +21,7 @@ _MOV_BOXES = (b"ftyp", b"moov", b"moof", b"mdat", b"mfra")  # boxes that must be
 _OLD_QUICKTIME = (b"moov", b"mdat", b"wide", b"free", b"skip")
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 _MAX_FRAMES_PER_S = 250
+_TIME_BASE = 1_000_000  # FFmpeg's ticks per second in a container's own duration
 _CHECK_EVERY = 256  # packets between two checks of the time limit
 
 
@@ -99,6 +98,9 @@ def check_whole(data: bytes, kind: str, param: str) -> None:
 def opened(data: bytes, kind: str, max_pixels: int, param: str) -> Iterator[tuple[Any, Any]]:
     """FFmpeg's container and its video stream, read from memory with one thread and only the allowed decoders. FFmpeg's
     errors within the block become a `MediaError` without FFmpeg's message."""
+    import av  # here, since it takes 15 MB in the server and in each worker, and most of them never see a video
+    from av.stream import Disposition
+
     options = {
         "codec_whitelist": ",".join(DECODERS),
         "protocol_whitelist": "none",
@@ -179,7 +181,7 @@ def frames_of(container: Any, stream: Any, watch: Stopwatch, param: str) -> Iter
 def header_duration_s(container: Any, stream: Any) -> float:
     """The longest duration that the header gives, 0 if it gives none."""
     own = (stream.duration or 0) * float(stream.time_base)
-    return max(own, (container.duration or 0) / av.time_base)
+    return max(own, (container.duration or 0) / _TIME_BASE)
 
 
 def too_long(limits: VideoLimits, param: str) -> MediaError:

@@ -10,6 +10,7 @@ import shlex
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -392,3 +393,9 @@ def test_a_killed_server_leaves_nothing():
     server.join()
     wait_until(lambda: not alive(pids))
     print(f"gone {time.monotonic() - killed_s:.2f} s after the server")
+
+
+def test_no_worker_loads_ffmpeg_before_it_has_a_video():
+    """It takes 15 MB in each worker and in the server."""
+    code = "import sys, hydrainfer.serving, hydrainfer.processor.workers.worker; print('av' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
