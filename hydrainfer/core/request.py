@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ MAX_STOP_STRINGS = 16
 MAX_PRIORITY = 2
 MAX_TOKEN_IDS = 1024  # of stop_token_ids and logit_bias, which are all examined for every token
 MAX_GRAMMAR_CHARS = 1 << 16
+MAX_COUNT = (1 << 63) - 1  # of top_k and min_tokens: larger numbers fit no message and no tensor
 
 PixelSource = Callable[[str], Any]
 """Resolves `MediaSpan.pixels` to the picture's uint8 array, as its model adapter shaped it. Raises `KeyError`."""
@@ -44,6 +46,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _NUMBER = (int, float)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("n", "min_tokens", "top_k"), ((int,), "a whole number")),
     **dict.fromkeys(
@@ -53,6 +56,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), (_NUMBER, "a number")),
 }
 """The types of the numbers among the fields of `SamplingParams`, and their names in messages."""
+_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,8 +66,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is
     made, so that a recomputed request draws the same numbers. `logprobs=k` asks for the chosen token's log-probability
     and the k most likely tokens; `prompt_logprobs=k` asks for the same of the prompt's tokens, which are then all
-    computed, cached or not. `stop` may be one string, and `logit_bias` a dict of biases by token id. Raises
-    `InvalidRequest` naming the field.
+    computed, cached or not. `stop` may be one string, and `logit_bias` a dict of biases by token id. The fields hold
+    plain values, which every message can carry. Raises `InvalidRequest` naming the field.
     """
 
     n: int = 1
@@ -97,6 +101,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check(1 <= self.n <= MAX_CHOICES, "n", f"must be between 1 and {MAX_CHOICES}", self.n)
         _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1", self.max_tokens)
         _check(self.min_tokens >= 0, "min_tokens", "must not be negative", self.min_tokens)
+        for name in ("min_tokens", "top_k"):
+            _check(getattr(self, name) <= MAX_COUNT, name, f"must not exceed {MAX_COUNT}", getattr(self, name))
         _check(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             "min_tokens",
@@ -126,10 +132,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _check(token >= 0, "logit_bias", "keys must be token ids", token)
 
     def _check_kinds(self) -> None:
-        """Make tuples of other sequences, and check the types. Raises `InvalidRequest`."""
+        """Make tuples of other sequences and plain values of others, and check the types. Raises `InvalidRequest`."""
         for name, (kinds, said) in _KINDS.items():
             value = getattr(self, name)
             _check(isinstance(value, kinds), name, f"must be {said}", repr(value))
+            msgspec.structs.force_setattr(self, name, _plain(value))
+        for name in _FLAGS:
+            msgspec.structs.force_setattr(self, name, bool(getattr(self, name)))
         for name in ("stop", "stop_token_ids", "logit_bias"):
             value = getattr(self, name)
             if not isinstance(value, tuple):
@@ -137,12 +146,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 msgspec.structs.force_setattr(self, name, tuple(value or ()))
         for text in self.stop:
             _check(isinstance(text, str), "stop", "must hold strings", repr(text))
+            _check(not _SURROGATE.search(text), "stop", "must not hold half a surrogate pair", repr(text))
         for token in self.stop_token_ids:
             _check(isinstance(token, int), "stop_token_ids", "must hold token ids", repr(token))
         for pair in self.logit_bias:
             ok = isinstance(pair, Sequence) and len(pair) == 2
             ok = ok and isinstance(pair[0], int) and isinstance(pair[1], _NUMBER)
             _check(ok, "logit_bias", "must map token ids to numbers", repr(pair))
+        biases = tuple((_plain(token), _plain(bias)) for token, bias in self.logit_bias)
+        msgspec.structs.force_setattr(self, "logit_bias", biases)
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(map(_plain, self.stop_token_ids)))
 
     @property
     def greedy(self) -> bool:
@@ -151,6 +164,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def penalised(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+
+def _plain(value: Any) -> Any:
+    """The same number as an int or a float; True, or numpy's kind of float, is none of these. None stays None."""
+    if value is None or type(value) in _NUMBER:
+        return value
+    return float(value) if isinstance(value, float) else int(value)
 
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:

@@ -1,3 +1,5 @@
+import msgspec
+import numpy as np
 import pytest
 
 from hydrainfer.core import ConfigError, InvalidRequest, Layout, Role, SamplingParams, Stage
@@ -48,6 +50,7 @@ def test_impossible_layouts_are_refused(text):
         ("temperature", float("nan")),
         ("top_p", 0.0),
         ("top_k", -2),
+        ("top_k", 10**30),
         ("min_p", 1.5),
         ("presence_penalty", 3.0),
         ("repetition_penalty", 0.0),
@@ -64,6 +67,7 @@ def test_impossible_layouts_are_refused(text):
         ("n", "2"),
         ("stop", 5),
         ("stop", (5,)),
+        ("stop", "\ud800"),
         ("stop_token_ids", 5),
         ("stop_token_ids", ("5",)),
         ("logit_bias", {"5": 1.0}),
@@ -82,6 +86,26 @@ def test_the_forms_of_other_libraries():
     assert SamplingParams(stop="END").stop == ("END",) and SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert SamplingParams(logit_bias={5: 1.0, 6: -2}).logit_bias == ((5, 1.0), (6, -2))
     assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": np.float64(0.5), "top_k": True, "ignore_eos": 1, "skip_special_tokens": None},
+        {"logit_bias": {True: np.float64(1.5)}, "stop_token_ids": (True,), "min_tokens": True},
+        {"logit_bias": [[5, 1.0]], "top_k": 2**63 - 1, "seed": 2**64 - 1},
+    ],
+)
+def test_a_message_can_carry_every_value_that_is_accepted(fields):
+    """Otherwise one request would end the hub, or be lost on its way."""
+    sampling = SamplingParams(**fields)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sampling), type=SamplingParams) == sampling
+
+
+def test_a_length_that_no_message_can_carry_is_refused():
+    with pytest.raises(InvalidRequest) as e:
+        SamplingParams(max_tokens=None, min_tokens=10**30)
+    assert e.value.param == "min_tokens"
 
 
 def test_random_numbers_depend_on_each_argument_and_are_uniform():
