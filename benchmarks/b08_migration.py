@@ -27,6 +27,7 @@ from benchmarks.record import RESULTS, write_result
 from benchmarks.runs import Plan, add_load_options, hydrainfer_plan, make_model, shown
 from benchmarks.servers import QUIET_CORES, CpuWatch, Server
 from hydrainfer.core import Layout
+from hydrainfer.metrics import at_quantile
 from hydrainfer.workload.sources import BodyOptions, ChatRequest, distinct_chats
 
 ON_ONE_GPU = ["--gpu-share", "0.25", "--kv-cache-gib", "4", "--image-cache-gib", "1"]
@@ -129,7 +130,7 @@ def summary(runs: list[dict[str, Any]], layouts: list[str]) -> dict[str, Any]:
             continue
         found[layout] = {key: statistics.median(a[key] for a in asked) for key in asked[0]}
         for key in ("ep_migration_s", "pd_migration_s", "migration_share"):
-            found[layout][f"{key}_p95"] = sorted(a[key] for a in asked)[int(0.95 * (len(asked) - 1))]
+            found[layout][f"{key}_p95"] = at_quantile(sorted(a[key] for a in asked), 0.95)
         added = [t - medians["1EPD", rank] for (name, rank), t in medians.items() if name == layout]
         found[layout]["added_ttft_s"] = statistics.median(added)
         found[layout]["n_requests"] = len(asked)

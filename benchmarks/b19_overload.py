@@ -42,6 +42,7 @@ from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from benchmarks.runs import shown, start
 from benchmarks.servers import CpuWatch
+from hydrainfer.metrics import at_quantile
 
 WORDS = ("How", "many", "circles", "squares", "red", "blue", "are", "there", "in", "this", "picture", "and", "why")
 HEALTH_EVERY_S = 0.05
@@ -258,7 +259,7 @@ def percentiles(seconds: list[float]) -> dict[str, float] | None:
     if not seconds:
         return None
     ordered = sorted(seconds)
-    ranks = {name: ordered[int(q * (len(ordered) - 1))] for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
+    ranks = {name: at_quantile(ordered, q) for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
     return {"n": len(ordered), **ranks, "max": ordered[-1]}
 
 

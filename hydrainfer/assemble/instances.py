@@ -28,6 +28,7 @@ from hydrainfer.cluster import (
     PixelClient,
     Roster,
     RunFolder,
+    tcp_at,
 )
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, settle
 from hydrainfer.core import ConfigError, CostModel, Lane, LifecycleEvent, OutputSink, PixelSource, Role
@@ -135,7 +136,7 @@ def start_cluster(
         for s in specs
     }
     launcher, folder = _launcher_of(config, specs, births)
-    remote = None if config.cluster_host is None else f"tcp://{config.cluster_host}:*"
+    remote = None if config.cluster_host is None else tcp_at(config.cluster_host)
     keys = None if remote is None else Keys.new()
     roster = Roster({s.name: s.role for s in specs}, config.balancing)
     try:
@@ -150,7 +151,7 @@ def start_cluster(
     except BaseException:
         folder.remove()
         raise
-    bind = "tcp://{ip}:*" if remote else f"ipc://{folder.path}/" + "{name}-{incarnation}"
+    bind = "{tcp}" if remote else f"ipc://{folder.path}/" + "{name}-{incarnation}"
     hub.start(_plans(config, specs, hub, bind, keys), config.start_timeout_s)
     kv_tokens = min([n_context, *(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)])
     return Started(hub, _together(hub.facts), kv_tokens, partial(_pools, launcher))

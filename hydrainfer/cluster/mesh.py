@@ -63,6 +63,7 @@ class Mesh:
     def listen(self, kind: int, bind: str) -> zmq.Socket:
         """A bound socket that `poll` also watches. Raises `ConfigError` if the address cannot be bound."""
         socket = self._context.socket(kind)
+        socket.ipv6 = "[" in bind
         socket.setsockopt(zmq.RCVHWM, _QUEUE)
         socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST_PART + _CURVE_BYTES)
         socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
@@ -83,7 +84,7 @@ class Mesh:
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, _QUEUE)
         socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
-        speak_with(socket, self._keys)
+        speak_with(socket, address, self._keys)
         try:
             socket.connect(address)
         except zmq.ZMQError as e:
@@ -166,11 +167,17 @@ class Mesh:
         gate.send_multipart([version, request, *status, b"", b""])
 
 
-def speak_with(socket: zmq.Socket, keys: Keys | None) -> None:
-    """Set the CURVE keys that make `socket` a client of the cluster."""
+def tcp_at(ip: str) -> str:
+    """The address of a free port of `ip`, for `Mesh`. An IPv6 address may be in brackets."""
+    return f"tcp://[{ip.strip('[]')}]:*" if ":" in ip else f"tcp://{ip}:*"
+
+
+def speak_with(socket: zmq.Socket, address: str, keys: Keys | None) -> None:
+    """Set what makes `socket` a client of the cluster at `address`: IPv6 or not, and the CURVE keys."""
+    socket.ipv6 = "[" in address
     if keys is not None:
         socket.curve_serverkey = keys.public.encode()
         socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
 
 
-__all__ = ["Keys", "Mesh", "speak_with"]
+__all__ = ["Keys", "Mesh", "speak_with", "tcp_at"]

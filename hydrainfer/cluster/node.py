@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from hydrainfer.cluster.instance import Instance, Pulse
-from hydrainfer.cluster.mesh import Keys, Mesh
+from hydrainfer.cluster.mesh import Keys, Mesh, tcp_at
 from hydrainfer.cluster.messages import (
     Close,
     Failed,
@@ -43,9 +43,9 @@ _PULSE = Pulse()
 class NodePlan:
     """The parameters with which an instance is started. `hub`: the hub's address, on machine `hub_host`; `pixels`: the
     address from which pictures are fetched; `bind`: the instance's own address, with places for `name`, `incarnation`
-    and the `ip` from which this machine reaches the hub. `roles`: the role of every instance of the layout. `secret`:
-    the shared secret by which transports recognize members. `share`: the instance's share of its machine. `log_level`:
-    the least level that is logged, if the instance has its own process."""
+    and `tcp`, the address from which this machine reaches the hub. `roles`: the role of every instance of the layout.
+    `secret`: the shared secret by which transports recognize members. `share`: the instance's share of its machine.
+    `log_level`: the least level that is logged, if the instance has its own process."""
 
     name: str
     roles: dict[str, str]
@@ -260,9 +260,9 @@ def run_node(plan: NodePlan, build: Callable[[Node], tuple[Engine, dict[str, str
     """Run an instance from start to end. `build` makes its engine; if it fails, the hub is told why, and the error is
     raised."""
     incarnation = time.time_ns() // 1000
-    ip = local_ip(plan.hub) if "{ip}" in plan.bind else "127.0.0.1"
+    ip = local_ip(plan.hub) if "{tcp}" in plan.bind else "127.0.0.1"
     try:
-        mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, ip=ip), plan.keys)
+        mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, tcp=tcp_at(ip)), plan.keys)
     except HydraError as e:
         _log.error("instance %s: %s", plan.name, e)  # there is no socket to tell the hub
         raise

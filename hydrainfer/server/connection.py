@@ -109,6 +109,7 @@ class Connection(HttpToolsProtocol):
         """Close the connection, if possible with an answer to the incomplete head."""
         if self._in_head and self._idle() and not self.transport.is_closing():
             self._send(error, "", new_id(), goes_on=False)
+            self._door.counts.add("none", "", error.status)
         self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:

@@ -69,14 +69,16 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
             assert (model.language is not None) == ("P" in name or "D" in name)
 
 
-def test_messages_and_blocks_over_tcp(tiny, wanted):
+@pytest.mark.parametrize(("host", "begin"), [("127.0.0.1", "tcp://127.0.0.1:"), ("::1", "tcp://[::1]:")])
+def test_messages_and_blocks_over_tcp(tiny, wanted, host, begin):
     """As between machines: CURVE on every socket, nobody else is heard."""
-    with start(tiny, "1E1P1D", transport="tcp", cluster_host="127.0.0.1") as llm:
+    with start(tiny, "1E1P1D", transport="tcp", cluster_host=host) as llm:
         hub = parts(llm).engine
         nodes = hub.launcher.nodes.values()
         addresses = [hub.address, hub.pixels_at, *(node.mesh.address for node in nodes)]
-        assert all(a.startswith("tcp://127.0.0.1:") for a in addresses)
+        assert all(a.startswith(begin) for a in addresses)
         with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+            stranger.ipv6 = ":" in host
             for address in addresses:
                 stranger.connect(address)
             for node in nodes:

@@ -309,6 +309,9 @@ def test_a_head_without_an_end_is_refused(fresh, begin):
     error = json.loads(body)["error"]
     assert "65536" in error.pop("message")
     assert error == {"type": "invalid_request_error", "param": None, "code": "head_too_large"}
+    raw = fresh()
+    raw.sock.sendall(raw_request(b"", method="GET", path="/metrics"))
+    assert b'http_requests_total{handler="none",method="",status="431"} 1.0' in raw.sock.recv(1 << 20)
 
 
 def test_a_whole_head_over_the_limit_is_refused_and_its_body_too(fresh):
