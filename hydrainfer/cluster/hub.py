@@ -17,7 +17,7 @@ import zmq
 from hydrainfer.cluster.front import Front
 from hydrainfer.cluster.launch import Facts, Launcher
 from hydrainfer.cluster.mesh import Mesh
-from hydrainfer.cluster.messages import Close, Failed, Hello, HubOrder, Orders, ToHub, decode_to_hub, encode
+from hydrainfer.cluster.messages import Close, Failed, Hello, HubOrder, Orders, Submit, ToHub, decode_to_hub, encode
 from hydrainfer.cluster.node import NodePlan
 from hydrainfer.cluster.pixels import answer_pixels
 from hydrainfer.core import (
@@ -35,6 +35,7 @@ from hydrainfer.machine import host_identity
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 15.0
+_LAST_WORDS_S = 0.25  # the time that a message may take whose sender has ended
 
 
 class _Watched(NamedTuple):
@@ -70,7 +71,7 @@ class Hub:
         self._connected: dict[str, int] = {}
         self._n_orders: dict[str, int] = {}  # by name, the messages sent since it was connected
         self._watched: list[_Watched] = []
-        self._gone: deque[tuple[str, int]] = deque()  # dead incarnations; any thread may append
+        self._gone: deque[tuple[str, int, float]] = deque()  # dead incarnations, and since when; any thread may append
         self._failed: dict[str, HydraError] = {}
         self._host = host_identity()
         self._closing = False
@@ -81,6 +82,8 @@ class Hub:
     # ---- EngineHandle
 
     def submit(self, request: Request) -> None:
+        order = Orders(0, 0.0, (Submit(request),))
+        encode(order)  # a request that no message can carry is the caller's error, and not the hub's
         with self._lock:
             if self._closing:
                 raise shutting_down(retry_after_s=1.0)
@@ -169,7 +172,7 @@ class Hub:
         return bool(self._failed) or len(self.facts) == len(self._plans) or self.lost() is not None
 
     def _report_gone(self, name: str, incarnation: int) -> None:
-        self._gone.append((name, incarnation))
+        self._gone.append((name, incarnation, self._clock()))
         if not self._over:
             self._mesh.wake()
 
@@ -201,11 +204,12 @@ class Hub:
 
     def _turn(self) -> None:
         answer_pixels(self._pixel_socket, self._pixels)
+        gone = self._ended()  # before the messages are read, since it may have sent some
         messages = [m for m in map(self._read, self._mesh.receive()) if m is not None]
         with self._lock:
             for message in messages:
                 self._hear(message)
-            self._bury()
+            self._bury(gone)
             had_lost = self._front.lost
             wake_at = self._front.tick(self._clock())
             orders, kills = self._front.orders(), self._front.kills[:]
@@ -221,6 +225,7 @@ class Hub:
             self._kill(name, incarnation)
         for name in retries:
             self._retry(name)
+        wake_at = min(wake_at, self._clock() + _LAST_WORDS_S / 5) if self._gone else wake_at
         self._mesh.poll(max(wake_at - self._clock(), 0.0))
 
     def _order(self, name: str, *orders: HubOrder) -> None:
@@ -280,7 +285,7 @@ class Hub:
         try:
             fd = os.pidfd_open(hello.pid)
         except ProcessLookupError:
-            self._gone.append((peer.name, peer.incarnation))
+            self._gone.append((peer.name, peer.incarnation, self._clock()))
             return
         except OSError:  # out of file descriptors
             self.launcher.watch(peer.name, peer.incarnation)
@@ -288,13 +293,26 @@ class Hub:
         self._watched.append(_Watched(peer.name, peer.incarnation, fd))
         self._mesh.watch(fd)
 
-    def _bury(self) -> None:
+    def _ended(self) -> list[tuple[str, int]]:
+        """Name and incarnation of instances that have ended. One that could not start is among them once it has been
+        heard to say why, or after the time that its message may take."""
+        now = self._clock()
         for watched in self._watched[:]:
             if _has_ended(watched.fd):
                 self._unwatch(watched)
-                self._gone.append((watched.name, watched.incarnation))
+                self._gone.append((watched.name, watched.incarnation, now))
+        ended, late = [], []
         while self._gone:
-            name, incarnation = self._gone.popleft()
+            gone = name, incarnation, since_s = self._gone.popleft()
+            if name in self.facts or name in self._failed or now > since_s + _LAST_WORDS_S:
+                ended.append((name, incarnation))
+            else:
+                late.append(gone)
+        self._gone.extend(late)
+        return ended
+
+    def _bury(self, gone: list[tuple[str, int]]) -> None:
+        for name, incarnation in gone:
             if not self._closing and name not in self._failed:  # `start` raises the error of a failed one
                 _log.error("instance %s has died", name)
             for_good = not self.launcher.revives and not self._closing

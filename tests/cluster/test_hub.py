@@ -144,6 +144,14 @@ def test_close_ends_what_runs_and_what_comes_later(tmp_path):
         assert r.close_s < 5
 
 
+def test_a_request_that_no_message_can_carry_is_refused_alone(tmp_path):
+    with nothing_left(), rig("1E1P1D", tmp_path, World()) as r:
+        good = r.submit("r0", max_tokens=6)
+        with pytest.raises(OverflowError):
+            r.hub.submit(msgspec.structs.replace(make_request("r1"), prompt_ids=(2**70,)))
+        assert r.tokens(good) == expected_tokens(good)
+
+
 def test_when_one_engine_breaks_its_requests_go_on_elsewhere(tmp_path):
     world = World(breaking=["D0"])
     with nothing_left(), rig("1E1P2D", tmp_path, world) as r:
