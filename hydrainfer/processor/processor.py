@@ -34,6 +34,7 @@ from hydrainfer.processor.text import (
     check_length,
     check_text,
     encode,
+    encode_rendered,
     expand,
     harmony_grammar,
     in_order,
@@ -140,7 +141,7 @@ class Processor:
         param: Literal["messages", "prompt"] = "messages" if prompt is None else "prompt"
         if prompt is None:
             text, adapters = self._read_chat(messages, options)
-            ids = encode(text, self.model)
+            ids = encode_rendered(text, self.model)
             thinking = self._thinking(text)
             sampling = self._beside(thinking, sampling, options.tools)
         else:
@@ -199,7 +200,7 @@ class Processor:
         """The prompt's token ids that `chat` would give these messages. No pictures are held afterwards. `ticket` and
         errors are as in `chat`."""
         text, adapters = self._read_chat(messages, options)
-        ids = encode(text, self.model)
+        ids = encode_rendered(text, self.model)
         parts = [part for m in messages for part in m.media]
         items = self.media.items(parts, adapters, ticket)
         return list(expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)

@@ -71,6 +71,13 @@ def encode(text: str, model: ModelDescription, *, add_special: bool | None = Non
     return model.tokenizer.encode(text, add_special_tokens=add_special).ids
 
 
+def encode_rendered(text: str, model: ModelDescription) -> list[int]:
+    """The token ids of a chat that the template has rendered. As in transformers, the template alone writes special
+    tokens if the model takes text only; if it takes pictures, the tokenizer's are added unless the text begins with
+    BOS."""
+    return encode(text, model, add_special=False if model.images is None else None)
+
+
 def expand(
     ids: Sequence[int], media: Sequence[Sequence[MediaItem]], model: ModelDescription, placeholders: Sequence[int]
 ) -> Expanded:
