@@ -31,6 +31,7 @@ from hydrainfer.processor.text import (
     ModelDescription,
     Thinking,
     check_ids,
+    check_known,
     check_length,
     check_text,
     encode,
@@ -344,6 +345,8 @@ class Processor:
         for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biased)):
             if any(not 0 <= i < n_vocabulary for i in ids):
                 raise InvalidRequest(f"{name} takes token ids from 0 to {n_vocabulary - 1}", param=name)
+        for token_ids in token_lists:
+            check_known(token_ids, self.model, param)
         seeds = [secrets.randbits(63) if sampling.seed is None else sampling.seed for _ in token_lists]
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # cached KV has no log-probabilities
         chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]

@@ -409,6 +409,21 @@ def test_the_template_alone_decides_about_bos_where_text_is_all_a_model_takes(tm
     assert processor.encode("hello world").count(1) == 1
 
 
+def test_a_token_that_only_the_tokenizer_has(tmp_path, store):
+    """As <pad> in NousResearch/Llama-2-7b-chat-hf, whose table of embeddings ends before it."""
+    path = make_text(tmp_path, "mistral")
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_tokens([f"<{i}>" for i in range(tokenizer.get_vocab_size(), 2049)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    processor = Processor(load_description(path), store, weights=b"", dtype="float32")
+    assert max(processor.complete("r", "a <2047> b", SamplingParams()).prompts[0]) == 2047
+    with pytest.raises(InvalidRequest, match="prompt holds '<2048>', which the tokenizer knows and the model lacks"):
+        processor.complete("r", ["a", "a <2048> b"], SamplingParams())
+    with pytest.raises(InvalidRequest, match="messages holds '<2048>'") as caught:
+        prepare(processor, user(text("a <2048> b")))
+    assert caught.value.param == "messages"
+
+
 def test_local_pictures_are_for_python_callers_only(processor, store, tmp_path):
     image(1).save(tmp_path / "p.png")
     file = tmp_path / "p.png"

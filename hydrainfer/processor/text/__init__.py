@@ -11,6 +11,7 @@ from hydrainfer.processor.text.harmony_form import harmony_grammar
 from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream, CallDelta, together
 from hydrainfer.processor.text.prompt import (
     check_ids,
+    check_known,
     check_length,
     check_text,
     encode,
@@ -38,6 +39,7 @@ __all__ = [
     "answer_stream",
     "calls_grammar",
     "check_ids",
+    "check_known",
     "check_length",
     "check_text",
     "encode",

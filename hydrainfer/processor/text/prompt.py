@@ -146,6 +146,21 @@ def check_ids(ids: Sequence[int], model: ModelDescription, *, with_media: bool =
         )
 
 
+def check_known(ids: Sequence[int], model: ModelDescription, param: str) -> None:
+    """Refuse ids that the tokenizer gives to texts but the model has no embedding for. Some published tokenizers have
+    such tokens. Raises `InvalidRequest`."""
+    n = model.vocabulary.n_tokens
+    if max(ids, default=0) < n:
+        return
+    media = model.images.token_ids if model.images is not None else ()
+    bad = next((i for i in ids if i >= n and i not in media), None)
+    if bad is not None:
+        token = model.tokenizer.id_to_token(bad)
+        raise InvalidRequest(
+            f"{param} holds {token!r}, which the tokenizer knows and the model lacks; leave it out", param=param
+        )
+
+
 def resolve_max_tokens(n_prompt: int, asked: int | None, model: ModelDescription, param: str) -> int:
     """The number of tokens that may be generated. Raises `InvalidRequest`, whose message has the numbers, as in
     OpenAI's API."""
