@@ -244,7 +244,7 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
     supported = ", ".join(decoders)
     known = text.model_type in decoders
     require(known, path, f"text model {text.model_type!r} is not supported; supported: {supported}")
-    tied = bool(hf.tie_word_embeddings or (family.decoder is None and text.tie_word_embeddings))
+    tied = bool(hf.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))  # the files have the last word
     dtype = hf.dtype or text.dtype or family.dtype
     media = (*(["image_token_id"] if family.pictures else []), *(["video_token_id"] if family.videos else []))
     return ModelConfig(

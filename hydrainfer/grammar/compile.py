@@ -110,6 +110,10 @@ def load_grammars(path: Path, n_vocab: int, eos_ids: Sequence[int]) -> Grammars 
         if not eos_ids:
             raise ValueError("the model has no token that ends an answer")
         text = (path / "tokenizer.json").read_text("utf-8")
+        whole = json.loads(text)
+        added = whole.get("added_tokens") or []
+        known = [token for token in added if token["id"] < n_vocab]  # some tokenizers have more than the model
+        text = text if len(known) == len(added) else json.dumps(whole | {"added_tokens": known})
         return Grammars(LLTokenizer(text, n_vocab=n_vocab, eos_token=list(eos_ids)), eos_ids)
     except Exception as e:
         logger.warning("structured output is not available: %s", str(e)[:300])

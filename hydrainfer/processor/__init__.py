@@ -44,6 +44,7 @@ from hydrainfer.processor.text import (
     answer_stream,
     calls_grammar,
     encode,
+    encode_rendered,
     load_description,
     together,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "calls_grammar",
     "decode_image",
     "encode",
+    "encode_rendered",
     "image_adapter",
     "load_description",
     "open_video",

@@ -31,9 +31,11 @@ from hydrainfer.processor.text import (
     ModelDescription,
     Thinking,
     check_ids,
+    check_known,
     check_length,
     check_text,
     encode,
+    encode_rendered,
     expand,
     harmony_grammar,
     in_order,
@@ -140,7 +142,7 @@ class Processor:
         param: Literal["messages", "prompt"] = "messages" if prompt is None else "prompt"
         if prompt is None:
             text, adapters = self._read_chat(messages, options)
-            ids = encode(text, self.model)
+            ids = encode_rendered(text, self.model)
             thinking = self._thinking(text)
             sampling = self._beside(thinking, sampling, options.tools)
         else:
@@ -199,7 +201,7 @@ class Processor:
         """The prompt's token ids that `chat` would give these messages. No pictures are held afterwards. `ticket` and
         errors are as in `chat`."""
         text, adapters = self._read_chat(messages, options)
-        ids = encode(text, self.model)
+        ids = encode_rendered(text, self.model)
         parts = [part for m in messages for part in m.media]
         items = self.media.items(parts, adapters, ticket)
         return list(expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
@@ -343,6 +345,8 @@ class Processor:
         for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biased)):
             if any(not 0 <= i < n_vocabulary for i in ids):
                 raise InvalidRequest(f"{name} takes token ids from 0 to {n_vocabulary - 1}", param=name)
+        for token_ids in token_lists:
+            check_known(token_ids, self.model, param)
         seeds = [secrets.randbits(63) if sampling.seed is None else sampling.seed for _ in token_lists]
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # cached KV has no log-probabilities
         chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hydrainfer.core import Grammar, HydraError, InvalidRequest, Reasoning, SamplingParams
-from hydrainfer.grammar import Follower, Guided
+from hydrainfer.grammar import Follower, Guided, load_grammars
+from tests.checkpoints import make_tokenizer
 from tests.grammar.conftest import EOS, N_VOCAB
 from tests.grammar.schemas import random_schema
 
@@ -56,6 +57,17 @@ def test_several_rows_and_the_end(grammars, tokenizer):
     assert not blocked[0][ids[0]] and blocked[0][ids[1]] and not blocked[1][ids[1]]
     assert np.flatnonzero(~blocked[2]).tolist() == [EOS]
     assert allowed(Follower(grammars), Grammar("choice", '["a"]'), [ids[0], EOS, EOS]) == {EOS}  # ignore_eos
+
+
+def test_a_tokenizer_with_tokens_that_the_model_lacks(tmp_path):
+    """As NousResearch/Llama-2-7b-chat-hf, whose <pad> comes after the last column of the logits."""
+    longer = make_tokenizer().backend_tokenizer
+    longer.add_tokens([f"<{i}>" for i in range(longer.get_vocab_size(), N_VOCAB + 1)])
+    longer.save(str(tmp_path / "tokenizer.json"))
+    grammars = load_grammars(tmp_path, N_VOCAB, (EOS,))
+    assert grammars is not None
+    assert longer.token_to_id("a") in allowed(Follower(grammars), ABC, [])
+    grammars.close()
 
 
 def test_places_are_forgotten_and_found_again(grammars):

@@ -72,6 +72,7 @@ TEXT = {
     "mixtral": ("mixtral", {}),
     "qwen2-moe": ("qwen2_moe", {}),
     "qwen3-moe": ("qwen3_moe", {}),
+    "qwen3-moe, as Qwen3-Coder": ("qwen3_moe", {"shared_expert_intermediate_size": 0, "use_qk_norm": True}),
 }
 NEXT = {
     "mistral": {"text": "mistral"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -11,6 +13,7 @@ from hydrainfer.core import Role
 from hydrainfer.models import load_model
 from hydrainfer.ops import Int8Weight, select_ops
 from tests.checkpoints_next import make_llava_next
+from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import make_text
 from tests.equivalence.criterion import LOGIT_TOLERANCE
 from tests.models.teacher import teacher_forced
@@ -73,3 +76,16 @@ def test_in_8_bits(head, tmp_path):
     want = teacher_forced(wide, IDS)
     error = (teacher_forced(narrow, IDS) - want).square().mean().sqrt() / want.std()
     assert error < 0.05
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_a_head_that_only_the_text_config_calls_tied(family, tmp_path):
+    """vLLM goes by `text_config`; transformers may make a head of random numbers."""
+    path = make_qwen(family, tmp_path, 3, tied=True, published=False)
+    want = teacher_forced(load_model(path, Role.parse("PD")), IDS)
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    assert "lm_head.weight" not in load_file(path / "model.safetensors")
+    config |= {"tie_word_embeddings": False, "text_config": config["text_config"] | TIED}
+    file.write_text(json.dumps(config))
+    assert torch.equal(teacher_forced(load_model(path, Role.parse("PD")), IDS), want)

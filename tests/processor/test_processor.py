@@ -7,9 +7,22 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from hydrainfer.core import InvalidRequest, MediaError, Overloaded, RequestTooLarge, SamplingParams, Stage
-from hydrainfer.processor import MediaLimits, PixelStore, Processor, RequestTerms, parse_messages, parse_prompts
+from hydrainfer.planner.inputs import prompts_of
+from hydrainfer.processor import (
+    MediaLimits,
+    PixelStore,
+    Processor,
+    RequestTerms,
+    load_description,
+    parse_messages,
+    parse_prompts,
+)
+from tests.checkpoints_text import make_text
 
 pytestmark = pytest.mark.cpu
 
@@ -374,6 +387,41 @@ def test_round_trip_and_bos(processor):
     assert processor.encode("<s>hello").count(1) == 1
     with pytest.raises(InvalidRequest):
         processor.decode([99_999])
+
+
+@pytest.mark.parametrize("written", ["", "{{ bos_token }}"], ids=["no bos", "bos"])
+def test_the_template_alone_decides_about_bos_where_text_is_all_a_model_takes(tmp_path, store, written):
+    """Those of zephyr-7b-beta, TinyLlama-1.1B-Chat and OpenHermes-2.5 write none, though their tokenizers add it."""
+    path = make_text(tmp_path, "mistral")
+    template = path / "chat_template.jinja"
+    template.write_text(written + "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}")
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    processor = Processor(load_description(path), store, weights=b"", dtype="float32")
+    reference = AutoTokenizer.from_pretrained(path)
+    said = [{"role": "user", "content": "hello world"}]
+    want = reference.apply_chat_template(said, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+    assert want.count(1) == bool(written)
+    assert list(prepare(processor, *said).prompts[0]) == processor.encode_chat(parse_messages(said)) == want
+    assert prompts_of(str(path)).text("hello world", 0) == len(want)
+    assert processor.encode("hello world") == reference("hello world")["input_ids"]
+    assert processor.encode("hello world").count(1) == 1
+
+
+def test_a_token_that_only_the_tokenizer_has(tmp_path, store):
+    """As <pad> in NousResearch/Llama-2-7b-chat-hf, whose table of embeddings ends before it."""
+    path = make_text(tmp_path, "mistral")
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_tokens([f"<{i}>" for i in range(tokenizer.get_vocab_size(), 2049)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    processor = Processor(load_description(path), store, weights=b"", dtype="float32")
+    assert max(processor.complete("r", "a <2047> b", SamplingParams()).prompts[0]) == 2047
+    with pytest.raises(InvalidRequest, match="prompt holds '<2048>', which the tokenizer knows and the model lacks"):
+        processor.complete("r", ["a", "a <2048> b"], SamplingParams())
+    with pytest.raises(InvalidRequest, match="messages holds '<2048>'") as caught:
+        prepare(processor, user(text("a <2048> b")))
+    assert caught.value.param == "messages"
 
 
 def test_local_pictures_are_for_python_callers_only(processor, store, tmp_path):

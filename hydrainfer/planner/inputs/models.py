@@ -20,6 +20,7 @@ from hydrainfer.processor import (
     ModelDescription,
     TextPart,
     encode,
+    encode_rendered,
     image_adapter,
     load_description,
 )
@@ -85,8 +86,8 @@ def _exactly(model: ModelDescription) -> Callable[[str, int], int]:
     def text(words: str, n_pictures: int) -> int:
         pictures = [ImagePart("", "messages")] * n_pictures
         message = ChatMessage("user", (*pictures, TextPart(words)))
-        rendered = model.template.render([message]) if model.template is not None else words
-        ids = encode(rendered, model)
-        return len(ids) - (n_pictures if model.template is not None else 0)
+        if model.template is None:
+            return len(encode(words, model))
+        return len(encode_rendered(model.template.render([message]), model)) - n_pictures
 
     return text

@@ -11,9 +11,11 @@ from hydrainfer.processor.text.harmony_form import harmony_grammar
 from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream, CallDelta, together
 from hydrainfer.processor.text.prompt import (
     check_ids,
+    check_known,
     check_length,
     check_text,
     encode,
+    encode_rendered,
     expand,
     in_order,
     resolve_max_tokens,
@@ -37,9 +39,11 @@ __all__ = [
     "answer_stream",
     "calls_grammar",
     "check_ids",
+    "check_known",
     "check_length",
     "check_text",
     "encode",
+    "encode_rendered",
     "expand",
     "harmony_grammar",
     "in_order",

@@ -112,7 +112,7 @@ def load_description(
         template=_template(tokenizer, templates, images, tool_calls, reasoning, name),
         images=images,
         bos=tokenizer.bos_token,
-        eos_ids=_eos_ids(generation, getattr(hf, "text_config", hf), tokenizer),
+        eos_ids=_eos_ids(generation, hf, tokenizer),
         n_context=max_context or limit,
         sampling_defaults=_sampling_defaults(generation, path),
     )
@@ -140,6 +140,9 @@ def _load_tokenizer(path: Path, hf: Any) -> Any:
     if not (path / "tokenizer.json").is_file():
         raise CheckpointError(f"{path / 'tokenizer.json'} is missing; only fast tokenizers are supported")
     options = {"config": hf, "local_files_only": True, "trust_remote_code": False, "use_fast": True}
+    options["mistral_format"] = False  # else, where mistral-common is installed, tekken.json has precedence
+    if (path / "tekken.json").is_file():
+        options["fix_mistral_regex"] = True  # Mistral's tokenizer.json may cut text otherwise than its tekken.json
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
         tokenizer.backend_tokenizer.no_truncation()
@@ -206,9 +209,13 @@ def _named(template: Any) -> Mapping[str, str]:
     return template if isinstance(template, dict) else {} if template is None else {"default": template}
 
 
-def _eos_ids(generation: Mapping[str, Any], text: Any, tokenizer: Any) -> tuple[int, ...]:
+def _eos_ids(generation: Mapping[str, Any], hf: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The ids that end an answer: those of generation_config.json, else of config.json, else of its `text_config`, and
+    the tokenizer's."""
+    text = getattr(hf, "text_config", hf)
+    stated = (generation.get("eos_token_id"), getattr(hf, "eos_token_id", None), text.eos_token_id)
     ids: list[int] = []
-    for value in (generation.get("eos_token_id", text.eos_token_id), tokenizer.eos_token_id):
+    for value in (next((v for v in stated if v is not None), None), tokenizer.eos_token_id):
         ids += value if isinstance(value, list) else [value] if value is not None else []
     return tuple(dict.fromkeys(ids))
 

@@ -71,6 +71,13 @@ def encode(text: str, model: ModelDescription, *, add_special: bool | None = Non
     return model.tokenizer.encode(text, add_special_tokens=add_special).ids
 
 
+def encode_rendered(text: str, model: ModelDescription) -> list[int]:
+    """The token ids of a chat that the template has rendered. As in transformers, the template alone writes special
+    tokens if the model takes text only; if it takes pictures, the tokenizer's are added unless the text begins with
+    BOS."""
+    return encode(text, model, add_special=False if model.images is None else None)
+
+
 def expand(
     ids: Sequence[int], media: Sequence[Sequence[MediaItem]], model: ModelDescription, placeholders: Sequence[int]
 ) -> Expanded:
@@ -136,6 +143,21 @@ def check_ids(ids: Sequence[int], model: ModelDescription, *, with_media: bool =
     if media:
         raise InvalidRequest(
             f"prompt holds the image token id {min(media)}; send pictures through /v1/chat/completions", param="prompt"
+        )
+
+
+def check_known(ids: Sequence[int], model: ModelDescription, param: str) -> None:
+    """Refuse ids that the tokenizer gives to texts but the model has no embedding for. Some published tokenizers have
+    such tokens. Raises `InvalidRequest`."""
+    n = model.vocabulary.n_tokens
+    if max(ids, default=0) < n:
+        return
+    media = model.images.token_ids if model.images is not None else ()
+    bad = next((i for i in ids if i >= n and i not in media), None)
+    if bad is not None:
+        token = model.tokenizer.id_to_token(bad)
+        raise InvalidRequest(
+            f"{param} holds {token!r}, which the tokenizer knows and the model lacks; leave it out", param=param
         )
 
 

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from hydrainfer.core import CheckpointError
 from hydrainfer.processor import FORMATS, load_description, parse_messages, parse_tools
 from hydrainfer.processor.text.checkpoint import CACHED_WORDS
+from tests.checkpoints_text import make_text
 from tests.damage import damages
 
 pytestmark = pytest.mark.cpu
@@ -53,6 +55,53 @@ def test_generation_defaults_and_several_ends(broken):
     edit(broken / "generation_config.json", do_sample=True, eos_token_id=[2, 5], temperature=0.6, top_k=20)
     model = load_description(broken)
     assert model.eos_ids == (2, 5) and model.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+
+
+def test_ends_that_only_config_json_names(broken):
+    """Gemma 3 names its ends outside of `text_config`."""
+    text = json.loads((broken / "config.json").read_text())["text_config"]
+    edit(broken / "config.json", eos_token_id=[5, 6], text_config=text | {"eos_token_id": 7})
+    assert load_description(broken).eos_ids == (2,)
+    for said in ({"eos_token_id": None}, {"eos_token_id": ...}):
+        edit(broken / "generation_config.json", **said)
+        assert load_description(broken).eos_ids == (5, 6, 2)
+    edit(broken / "config.json", eos_token_id=None)
+    assert load_description(broken).eos_ids == (7, 2)
+
+
+def test_mistral_files_beside_the_tokenizer_are_not_read(tmp_path, monkeypatch):
+    """If mistral-common is installed, transformers would prefer tekken.json, from which it makes a tokenizer that we
+    cannot use."""
+    from transformers.integrations.mistral import tokenizer
+    from transformers.models.auto import tokenization_auto
+
+    path = make_text(tmp_path, "mistral")
+    (path / "tekken.json").write_text("{}")
+    monkeypatch.setattr(tokenizer, "is_mistral_common_available", lambda: True)
+    monkeypatch.setitem(tokenization_auto.TOKENIZER_MAPPING_NAMES, "mistral", "MistralCommonBackend")
+    assert load_description(path).eos_ids == (2,)
+
+
+@pytest.mark.parametrize("published", [True, False], ids=["tekken.json", "no tekken.json"])
+def test_the_regex_of_mistrals_tokenizers_is_corrected(tmp_path, published):
+    """The tokenizer.json of Mistral-Small-24B-Instruct-2501 and others cuts text as Llama 3's does, not as
+    tekken.json."""
+    path = make_text(tmp_path, "mistral")
+    edit(path / "config.json", transformers_version="4.48.0")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, "<s>", "</s>", *(f"<SPECIAL_{i}>" for i in range(100_000)), "oW", "12"]
+    merges = [("o", "W"), ("1", "2")]
+    wrong = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
+    llama_3 = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}{1,3}|\s+"), "isolated")
+    wrong.pre_tokenizer = pre_tokenizers.Sequence([llama_3, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    wrong.decoder = decoders.ByteLevel()
+    wrong.save(str(path / "tokenizer.json"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(named))
+    if published:
+        (path / "tekken.json").write_text("{}")
+    tokens = load_description(path).tokenizer.encode("loWs12", add_special_tokens=False).tokens
+    assert tokens == (["l", "o", "W", "s", "1", "2"] if published else ["l", "oW", "s", "12"])
 
 
 @pytest.mark.parametrize(
