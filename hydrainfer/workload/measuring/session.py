@@ -216,7 +216,8 @@ class Session:
                     continue
             if run is None:
                 late = not self.stop.came
-                cut_short = f"the search ended after {limit_s / 60:g} minutes (--search-minutes)" if late else ""
+                why = f"the next run would not end within {limit_s / 60:g} minutes (--search-minutes)"
+                cut_short = f"the search ended, because {why}" if late else ""
                 break
             runs.append(run)
             if self.stop.came:  # a partial run would be judged as a whole one
