@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import typer
 from msgspec import Meta
 from typer.core import TyperCommand
+
+from hydrainfer.core import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -90,3 +94,11 @@ def _shown(field: msgspec.structs.FieldInfo) -> str:
     if field.default is None:
         return "none" if field.name == "api_key" else "auto"
     return str(field.default)
+
+
+def check_out(out: Path) -> None:
+    """Raises `ConfigError` if `out` cannot become a folder, before hours are spent on its content."""
+    there = next(folder for folder in (out, *out.absolute().parents) if os.path.exists(folder))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "cannot be written" if there.is_dir() else "is a file, not a folder"
+        raise ConfigError(f"--out {out}: {there} {why}", param="out")

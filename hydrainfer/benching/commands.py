@@ -16,6 +16,7 @@ from hydrainfer.benching.options import (
     Compare,
     RunOptions,
     Trace,
+    check_like,
     min_seconds_of,
     numbers,
     objective_of,
@@ -23,7 +24,7 @@ from hydrainfer.benching.options import (
     sorted_out,
 )
 from hydrainfer.core import ConfigError
-from hydrainfer.flags import with_flags
+from hydrainfer.flags import check_out, with_flags
 
 if TYPE_CHECKING:  # these take long to import
     from hydrainfer.config import Slo
@@ -60,8 +61,11 @@ def run(**flags: Any) -> None:
     from hydrainfer.workload.sources import read_workload
 
     given = RunOptions(**flags)
+    if given.out is not None:
+        check_out(given.out)
     addresses, parts = sorted_out(given.urls, given.goodput)
     spec = read_workload(given.workload, data=given.data, pictures=given.pictures)
+    check_like(given.like, spec)
     needed = given.rate is None and given.concurrency is None
     objective = objective_of(parts, given.slo, given.like, spec.dataset, needed)
     asked = _asked(given, spec, objective)
@@ -84,7 +88,10 @@ def _asked(given: RunOptions, spec: Workload, objective: Slo | None) -> Asked:
         replay = Replay(tuple(a.at_s for a in read_arrivals(given.arrival_trace)), given.speed, source)
     elif given.arrivals == "replay":
         chats = spec.chats(given.requests, given.seed, given.like)
-        replay = Replay(tuple(c.at_s for c in chats if c.at_s is not None), given.speed, source)
+        times = tuple(c.at_s for c in chats if c.at_s is not None)
+        if not times:
+            raise ConfigError(f"{source} has no times of arrival; give --arrival-trace FILE", param="arrivals")
+        replay = Replay(times, given.speed, source)
     load = LoadPlan(
         kind="poisson" if given.arrivals == "replay" else given.arrivals,
         burst_shape=given.burst_shape,
@@ -112,6 +119,7 @@ def compare(**flags: Any) -> None:
     from hydrainfer.workload.sources import read_workload
 
     given = Compare(**flags)
+    check_out(given.out)
     plan = read_plan(given.config, given.as_plan())
     if plan.layouts and plan.place.model is not None and not is_hub_name(plan.place.model):
         architecture_of(locate(plan.place.model))
@@ -164,7 +172,9 @@ def trace(**flags: Any) -> None:
     out, url = given.out, given.url
     if out.suffix != ".jsonl":
         raise ConfigError(f"a recording is a .jsonl file, not {out}", param="out")
+    check_out(out.parent)
     spec = read_workload(given.workload, data=given.data, pictures=given.pictures)
+    check_like(given.like, spec)
     chats = spec.chats(given.requests, given.seed, given.like)
     if url is None:
         made = FirstPass(Recording(dataset=spec.dataset, seed=given.seed, chats=tuple(chats)), (), "")

@@ -6,13 +6,16 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from hydrainfer.config import Slo, inline_slo, is_slo_part, locate, parse_slo, read_slo
 from hydrainfer.core import ConfigError
 from hydrainfer.flags import flag
+
+if TYPE_CHECKING:  # takes long to import
+    from hydrainfer.workload.sources import Workload
 
 URL = "http://127.0.0.1:8000"
 _SERVER, _SENT, _SLO, _LOAD = "The server", "What is sent", "What is wanted of it", "How it is loaded"
@@ -183,6 +186,19 @@ def objective_of(parts: Sequence[str], slo: str | None, like: str | None, datase
         if slo is None and not needed:  # `like` only sets the answer lengths if it has no SLO preset
             return None
         raise
+
+
+def check_like(like: str | None, workload: Workload) -> None:
+    """Raises `ConfigError` if `like` is a model for which there are neither SLOs nor answer lengths of the workload."""
+    if like is None or any(like.lower().startswith(name.lower()) for name in workload.models):
+        return
+    try:
+        locate("slo", like.partition(":")[0])
+    except ConfigError:
+        known = ", ".join(workload.models) or "none with answer lengths"
+        raise ConfigError(
+            f"--like {like}: this model is not known; {workload.dataset} has {known}", param="like"
+        ) from None
 
 
 def numbers(text: str | None, what: str) -> tuple[float, ...]:

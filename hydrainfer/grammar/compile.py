@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -121,5 +122,8 @@ def load_grammars(path: Path, n_vocab: int, eos_ids: Sequence[int]) -> Grammars 
 
 
 def _complaint(text: str) -> str:
-    """The error message for the client, with the library's message shortened."""
+    """The error message for the client, with the library's message shortened. Of a schema inside a grammar (that of
+    tools, which is made here) the library also lists the lines of the grammar, which say nothing about the schema."""
+    if inside := re.search(r"failed to compile JSON schema: (.*?)\s*(?:\n\s*\d+ \||\Z)", text, re.DOTALL):
+        text = inside[1]
     return f"the grammar or schema cannot be used: {' '.join(text.split())[:300]}"

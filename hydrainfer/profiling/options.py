@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import msgspec
 from hydrainfer.config import MEASURE_MINUTES
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError
-from hydrainfer.flags import flag
+from hydrainfer.flags import check_out, flag
 
 _WHAT, _HOW, _HERE, _OUT = "What to plan for", "How it is searched", "This machine", "What comes out"
 
@@ -87,7 +86,7 @@ class Profile(ProfileQuestion, frozen=True, kw_only=True):
 def check_flags(q: Profile) -> None:
     """Raises `ConfigError` for flags that have no effect with the other flags, and if `--out` cannot be a folder."""
     if q.out is not None:
-        _check_out(q.out)
+        check_out(q.out)
     times = "--hardware" if q.hardware is not None else "--cost-model" if q.cost_model is not None else None
     for name, given in (("save-cost-model", q.save_cost_model), ("measure-minutes", q.measure_minutes)):
         if given is not None and times is not None:
@@ -111,11 +110,3 @@ def check_flags(q: Profile) -> None:
         raise ConfigError(
             "--calibrate fits an engine on described devices: give --hardware, and no --cost-model", param="calibrate"
         )
-
-
-def _check_out(out: Path) -> None:
-    """Raises `ConfigError` if `out` cannot become a folder, before hours are spent on its content."""
-    there = next(folder for folder in (out, *out.absolute().parents) if os.path.exists(folder))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "cannot be written" if there.is_dir() else "is a file, not a folder"
-        raise ConfigError(f"--out {out}: {there} {why}", param="out")

@@ -244,7 +244,10 @@ def _kinds(q: ProfileQuestion) -> tuple[tuple[Hardware, int], ...]:
     if len({device.name for device, _ in found}) < len(found):
         raise ConfigError(f"--hardware {q.hardware} names a device twice", param="hardware")
     if sum(n for _, n in found) != q.devices // q.tensor_parallel:
-        raise ConfigError(f"--hardware {q.hardware} are not --devices {q.devices}", param="devices")
+        n_found = sum(n for _, n in found) * q.tensor_parallel
+        raise ConfigError(
+            f"--hardware {q.hardware} has {n_found} devices, but --devices is {q.devices}", param="devices"
+        )
     if q.objective == "devices":
         raise ConfigError("--objective devices is for devices that are alike", param="objective")
     return tuple(found)

@@ -81,7 +81,9 @@ def cmdline(pid):
 
 
 def test_interrupted_and_refused(url, tmp_path):
-    """Ctrl-C keeps what there is; what is wrong is said in a line."""
+    """Ctrl-C keeps what there is; what is wrong is said in a line, before anything is measured."""
+    taken = tmp_path / "taken"
+    taken.write_text("")
     slow = hydrainfer("bench", url, *TEXT, "--rate", "5", "--requests", "2000", "--slo", "llava-1.5-7b:pope",
                       "--out", tmp_path / "i", env={**os.environ, "COLUMNS": "200"})  # fmt: skip
     refused = [
@@ -89,6 +91,11 @@ def test_interrupted_and_refused(url, tmp_path):
         (hydrainfer("bench", url, *TEXT, "--rate", "0"), "rate must be a positive number"),
         (hydrainfer("bench", url, *TEXT, "--goodput", "tftf:5"), "cannot read the objective 'tftf:5'"),
         (hydrainfer("bench", url, "--workload", "pope", "--data", "/absent", "--rate", "1"), "cannot read /absent"),
+        (hydrainfer("bench", url, *TEXT, "--rate", "1", "--arrivals", "replay"), "give --arrival-trace FILE"),
+        (hydrainfer("bench", url, *TEXT, "--rate", "1", "--arrivals", "often"), "poisson, constant, gamma, replay"),
+        (hydrainfer("bench", url, *TEXT, "--rate", "0.01", "--like", "nobody"), "--like nobody: this model is not"),
+        (hydrainfer("bench", url, *TEXT, "--rate", "0.01", "--out", taken / "r"), f"{taken} is a file, not a folder"),
+        (hydrainfer("trace", "text", "--url", url, "--out", taken / "r.jsonl"), f"{taken} is a file, not a folder"),
     ]
     for process, said in refused:
         status, _, err = ended(process)

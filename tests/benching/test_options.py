@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from hydrainfer.benching.commands import _tell
-from hydrainfer.benching.options import objective_of, sorted_out
+from hydrainfer.benching.options import check_like, objective_of, sorted_out
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
 from hydrainfer.workload.measuring import Effort, FirstPass, LoadPlan
-from hydrainfer.workload.sources import ChatRequest, Recording
+from hydrainfer.workload.sources import ChatRequest, Recording, read_workload
 
 pytestmark = pytest.mark.unit
 LIMITS = Slo(ttft_s=0.25, tpot_s=0.04)
@@ -55,3 +55,17 @@ def test_a_recording_has_enough_requests_for_the_command_that_trace_names(n, sai
     numbers = dict(zip(said.split()[::2], map(float, said.split()[1::2])))
     effort = Effort(requests=int(numbers.get("--requests", 100)))
     assert effort.n_at(numbers["--max-rate"]) * 2 ** (LoadPlan().max_runs - 1) <= n
+
+
+def test_answers_are_like_those_of_a_model_that_is_known():
+    textcaps = read_workload("textcaps")
+    for known in (None, "llava-1.5-7b", "LLaVA-1.5-7b-hf", "llava-1.5-7b-x10:pope"):
+        check_like(known, textcaps)
+    with pytest.raises(ConfigError, match=r"--like llava-2: this model is not known; textcaps has llava-1.5-7b, "):
+        check_like("llava-2", textcaps)
+
+
+@pytest.mark.parametrize(("name", "value"), [("requests", 0), ("min-seconds", -1.0), ("min-seconds", float("nan"))])
+def test_an_effort_out_of_range_is_named(name, value):
+    with pytest.raises(ConfigError, match=f"^{name} must be at least [01], not {value}"):
+        Effort(**{"min_s" if name == "min-seconds" else name: value})

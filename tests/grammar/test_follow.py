@@ -151,6 +151,12 @@ def test_what_cannot_be_compiled_is_said_each_time(grammars, grammar):
     assert e.value.code == "invalid_grammar"
 
 
+def test_a_schema_inside_a_grammar_is_complained_of_without_the_grammar(grammars):
+    with pytest.raises(InvalidRequest) as e:
+        grammars.compiled(Grammar("lark", 'start: "<call>" args\nargs: %json {"type": "object", "not": {}}'))
+    assert e.value.message == 'the grammar or schema cannot be used: Unimplemented keys: ["not"]'
+
+
 def test_a_grammar_is_bounded_in_size():
     with pytest.raises(InvalidRequest, match="at most 65536 characters"):
         SamplingParams(grammar=Grammar("regex", "a" * 70_000))

@@ -129,7 +129,7 @@ def test_least_latency_at_a_rate(by):
         ({"price": "cheap"}, "--price is what a device costs for an hour"),
         ({"price": "h100=2"}, "--price is .* h800=2.5 for each kind"),
         ({"hardware": "h20:1,h800"}, "written as h20:4,h800:4"),
-        ({"hardware": "h20:4,h800:4"}, "are not --devices 2"),
+        ({"hardware": "h20:4,h800:4"}, "has 8 devices, but --devices is 2"),
         ({"hardware": "h20:1,h20:1"}, "names a device twice"),
         ({"arrivals": "often"}, "no arrivals 'often': one of poisson, constant, gamma"),
         ({"burst_shape": 0.5}, "--burst-shape is for --arrivals gamma"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -14,6 +15,7 @@ from hydrainfer.workload.client.record import RequestRecord
 from hydrainfer.workload.client.sse import EventSplitter, Usage, parse_chunk
 
 MAX_ERROR_BYTES = 2000
+_SHOWN_CHARS = 300
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +69,13 @@ class _Answer:
 
 
 def _message(body: bytes) -> str:
+    """The message of an error's body, in one line."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return body.decode("utf-8", "replace")
+        text = " ".join(body.decode("utf-8", "replace").split())
+        is_page = re.match(r"<(!doctype html|html)\b", text, re.IGNORECASE)
+        return "a web page" if is_page else text[:_SHOWN_CHARS]
 
 
 class ChatClient:

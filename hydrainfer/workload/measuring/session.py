@@ -46,8 +46,11 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if self.requests < 1 or self.unloaded < 1 or self.warmup < 0 or not self.min_s >= 0:
-            raise ConfigError("requests and unloaded must be at least 1, warmup and min-seconds not negative")
+        least = {"requests": 1, "unloaded": 1, "warmup": 0, "min_s": 0}
+        for name, number in least.items():
+            if not (value := getattr(self, name)) >= number:  # a NaN is refused, too
+                said = "min-seconds" if name == "min_s" else name
+                raise ConfigError(f"{said} must be at least {number}, not {value}", param=name)
 
     def n_at(self, rate_per_s: float) -> int:
         return max(self.requests, round(rate_per_s * self.min_s))
@@ -213,7 +216,8 @@ class Session:
                     continue
             if run is None:
                 late = not self.stop.came
-                cut_short = f"the search ended after {limit_s / 60:g} minutes (--search-minutes)" if late else ""
+                why = f"the next run would not end within {limit_s / 60:g} minutes (--search-minutes)"
+                cut_short = f"the search ended, because {why}" if late else ""
                 break
             runs.append(run)
             if self.stop.came:  # a partial run would be judged as a whole one

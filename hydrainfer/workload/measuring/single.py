@@ -49,7 +49,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
             "gamma": lambda: Gamma(rate, self.burst_shape),
         }
         if self.kind not in kinds:
-            raise ConfigError(f"no arrivals {self.kind!r}: one of {', '.join(kinds)}", param="arrivals")
+            raise ConfigError(f"no arrivals {self.kind!r}: one of {', '.join(kinds)}, replay", param="arrivals")
         return kinds[self.kind]()
 
     def fixed(self) -> list[Arrivals]:

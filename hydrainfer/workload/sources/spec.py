@@ -68,6 +68,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Where the requests come from; one of `SOURCES`."""
         return self.reader if self.path is not None else "synthetic"
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models whose answer lengths the workload states."""
+        return tuple(n for n in self.output_tokens if n != DEFAULT)
+
     def chats(self, n: int, seed: int, like: str | None = None) -> list[ChatRequest]:
         """`n` requests. The same seed gives the same requests; different seeds share no picture, as far as the data
         allow. `like`: the model whose answer lengths are used; the default lengths for a model unknown to the workload.
@@ -97,7 +102,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _lengths(self, like: str | None) -> Spread:
         """The answer lengths of a model: those of the longest name in `output_tokens` with which the model's name
         begins."""
-        names = [n for n in self.output_tokens if n != DEFAULT and (like or "").lower().startswith(n.lower())]
+        names = [n for n in self.models if (like or "").lower().startswith(n.lower())]
         return Spread.parse(self.output_tokens[max(names, key=len, default=DEFAULT)])
 
     def _read(self, rng: random.Random, like: str | None) -> list[ChatRequest]:

@@ -27,6 +27,13 @@ async def one(script, n=1, timeout_s=5.0):
     [
         (Script(status=429), FailureKind.STATUS, "429: too many requests", 0),
         (Script(status=500, error_body=b"<h1>oops</h1>"), FailureKind.STATUS, "500: <h1>oops</h1>", 0),
+        (
+            Script(status=404, error_body=b"<!DOCTYPE HTML>\n<html>\n</html>\n"),
+            FailureKind.STATUS,
+            "^404: a web page$",
+            0,
+        ),
+        (Script(status=404, error_body=b'{\n"detail":\n"none"}'), FailureKind.STATUS, '^404: { "detail": "none"}$', 0),
         (Script(cut_after=0), FailureKind.CONNECTION, "broke before", 0),
         (Script(cut_after=2), FailureKind.CONNECTION, "broke before", 2),
         (Script(garbage_after=2), FailureKind.MALFORMED, "not a chat chunk", 2),
