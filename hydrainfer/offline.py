@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from hydrainfer.assemble import ServerParts, start_instance
 from hydrainfer.config import load
-from hydrainfer.core import InvalidRequest, SamplingParams, TokenLogprobs
+from hydrainfer.core import InvalidRequest, SamplingParams, TokenLogprobs, Unavailable
 from hydrainfer.processor import ChatMessage, ChatOptions, PythonPrompt, parse_messages, parse_prompts, parse_tools
 from hydrainfer.server import TokenStream
 
@@ -71,6 +71,7 @@ class LLM:
         config = load({**here, **options, **named}, given="argument of LLM").config
         self._instance: ServerParts = start_instance(config)
         self._turn = threading.Lock()  # only one event loop at a time may use the sessions
+        self._closed = False
         self._at_exit = ExitStack()
         self._at_exit.callback(self._instance.close)
         _before_threads_end(self._at_exit.close)
@@ -138,6 +139,8 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
+        if self._closed:
+            raise Unavailable("this LLM has been closed; make another one")
         if sampling is None:
             sampling = self.get_default_sampling_params()
         params = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(jobs)
@@ -186,6 +189,7 @@ class LLM:
 
     def close(self) -> None:
         """End the running requests and free the caches. Safe to repeat."""
+        self._closed = True
         self._instance.close()
         self._at_exit.pop_all()
 

@@ -300,8 +300,7 @@ def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: boo
 
 def _yarn(rope: Rope, given: Mapping[str, Any], context: int) -> Rope:
     """`rope` with YaRN's parameters. `context`: the model's context length. If no factor is given, it is the ratio of
-    `context` to the original context length. `attn_factor`, which transformers passes over, multiplies the usual scale,
-    as in vLLM: DeepSeek-R1-0528-Qwen3-8B turns scaling off by it."""
+    `context` to the original context length."""
     original = int(given[_ORIGINAL])
     factor = float(given.get("factor") or context / original)
 
@@ -317,5 +316,5 @@ def _yarn(rope: Rope, given: Mapping[str, Any], context: int) -> Rope:
         beta_fast=float(given.get("beta_fast") or 32.0),
         beta_slow=float(given.get("beta_slow") or 1.0),
         truncate=bool(given.get("truncate", True)),
-        scale=float(given.get("attention_factor", usual * given.get("attn_factor", 1.0))),
+        scale=float(given.get("attention_factor", usual)),
     )

@@ -144,8 +144,7 @@ _MODEL: dict[str, Rule] = {
     **dict.fromkeys(("n_group", "topk_group", "decoder_sparse_step"), _maybe(_SIZE)),
     **dict.fromkeys(("moe_intermediate_size", "v_head_dim"), _maybe(_SIZE)),
     "shared_expert_intermediate_size": _maybe(_whole(0, 2**24)),  # 0 in Qwen3-Coder, which has no shared expert
-    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "attn_factor"), _maybe(_POSITIVE)),
-    **dict.fromkeys(("mscale", "mscale_all_dim"), _maybe(_POSITIVE)),
+    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"), _maybe(_POSITIVE)),
     **dict.fromkeys(("swiglu_limit", "swiglu_alpha", "routed_scaling_factor"), _maybe(_POSITIVE)),
     "attention_value_scale": _maybe(_number(0, 1e6)),
     "mlp_only_layers": _maybe(_list(_whole(0, 1023))),

@@ -35,7 +35,7 @@ def profile(**flags: Any) -> None:
     folder = locate_model(q.model)
     architecture_of(folder)  # an unknown architecture is refused before the rest is imported
     check_flags(q)
-    log.print(f"planning {q.devices} devices for {name_of(folder)}", markup=False)
+    log.print(f"planning for {name_of(folder)}, devices: {q.devices}", markup=False)
     from hydrainfer.config import load
     from hydrainfer.planner.search import Objective
     from hydrainfer.profiling.answer import answer

@@ -26,7 +26,7 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
         here = config if model == config.model else msgspec.structs.replace(config, revision=None, mmproj=None)
         here = msgspec.structs.replace(here, model=model, threads=config.threads or n_threads)
         name = name_of(model_folder(here))
-        console.print(f"measuring {name} on this machine, for {minutes:g} minutes at most", markup=False)
+        console.print(f"measuring {name} on this machine, for at most {minutes:g} min", markup=False)
         from hydrainfer.assemble.measure import measure_model  # imports torch, which takes seconds
         from hydrainfer.assemble.sizes import with_dtype
 

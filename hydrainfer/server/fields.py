@@ -106,8 +106,10 @@ class CommonFields(BaseModel):
 
     def check_supported(self) -> None:
         """Raises `InvalidRequest` naming the first field that is known but not supported."""
+        extra = self.model_extra or {}
         for name, why in REFUSED_FIELDS.items():
-            self._refuse(name, bool((self.model_extra or {}).get(name)), why)
+            empty = name == "web_search_options" and extra.get(name) == {}  # OpenAI's way to ask for a search
+            self._refuse(name, empty or bool(extra.get(name)), why)
         more = self.best_of is not None and self.best_of > (1 if self.n is None else self.n)
         self._refuse("best_of", more, "best_of is not supported by this server; use n")
         self._refuse("modalities", self.modalities not in (None, [], ["text"]), "only the modality text is supported")

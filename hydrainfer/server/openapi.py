@@ -53,6 +53,7 @@ _SAYS = {
     "/api/chat": "Ollama's: answer a chat",
     "/api/generate": "Ollama's: answer one question, or continue a text (raw)",
     "/api/tags": "Ollama's: the model's names",
+    "/api/ps": "Ollama's: the models that are loaded",
     "/api/show": "Ollama's: what the model can do",
     "/api/version": "Ollama's: the version",
     "/v1/models": "The model, by all its names",

@@ -1,4 +1,4 @@
-"""The context length of checkpoints whose rotary embedding is scaled, and the scale of that embedding."""
+"""The context length of checkpoints whose rotary embedding is scaled."""
 
 from __future__ import annotations
 
@@ -44,18 +44,3 @@ def test_a_window_counts_where_the_extended_context_is_longer(tmp_path):
         config = MISTRAL | {"max_position_embeddings": 4096, "num_hidden_layers": 1, "rope_scaling": scaling}
         (tmp_path / "config.json").write_text(json.dumps(config))
         assert read_config(tmp_path).text.windows == (window,)
-
-
-@pytest.mark.parametrize(
-    ("more", "scale"),
-    [
-        ({}, 1.1386294),
-        ({"attn_factor": 0.8782488562869419}, 1.0),  # DeepSeek-R1-0528-Qwen3-8B, whose attention is not scaled
-        ({"attn_factor": 0.5, "factor": 1.0}, 0.5),
-        ({"attn_factor": 0.5, "attention_factor": 1.25}, 1.25),
-    ],
-)
-def test_yarn_has_the_scale_of_vllm(tmp_path, more, scale):
-    """transformers passes over `attn_factor`."""
-    (tmp_path / "config.json").write_text(json.dumps(QWEN | {"rope_scaling": YARN | more}))
-    assert read_config(tmp_path).text.rope.scale == pytest.approx(scale)

@@ -76,7 +76,6 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "text only": ("config.json", {**TEXT, "eos_token_id": 2, "sliding_window": 4096}),
-    "yarn": ("config.json", {"rope_scaling": {"attention_factor": 1.5, "attn_factor": 0.5, "beta_fast": 32}}),
     "clip pictures": (
         "preprocessor_config.json",
         {**PICTURES, "crop_size": {"height": 56, "width": 56}, "size": {"shortest_edge": 56}},
@@ -96,17 +95,7 @@ DAMAGE = (-(2**40), 2**70, "7", "", True, [], {}, [[]], float("nan"), float("inf
 SIGNED = {"image_mean", "sliding_window", "min_p", "repetition_penalty", "temperature", "top_k", "top_p"}
 FRACTIONS = {
     *("factor", "fps", "image_mean", "image_std", "layer_norm_eps", "min_p", "mlp_ratio", "repetition_penalty"),
-    *(
-        "attention_factor",
-        "attn_factor",
-        "beta_fast",
-        "rescale_factor",
-        "rms_norm_eps",
-        "rope_theta",
-        "temperature",
-        "tokens_per_second",
-        "top_p",
-    ),
+    *("rescale_factor", "rms_norm_eps", "rope_theta", "temperature", "tokens_per_second", "top_p"),
 }
 LISTS = {"eos_token_id", "fullatt_block_indexes", "deepstack_visual_indexes", "image_grid_pinpoints"}  # may be empty
 MAY_BE_ZERO = {"eos_token_id", "layer_norm_eps", "resample", "rms_norm_eps", *SEEN, "image_token_index", *SIGNED}

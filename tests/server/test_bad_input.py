@@ -105,6 +105,7 @@ REFUSED = {
     "response_format": {"type": "structural_tag"},
     "guided_whitespace_pattern": " ?",
     "audio": {"voice": "x"},
+    "web_search_options": {},
     "modalities": ["text", "audio"],
     "chat_template": "{{ messages }}",
     "best_of": 3,

@@ -113,6 +113,8 @@ def test_models(server):
     found = server.http.get("/api/tags").json()["models"]
     assert [m["name"] for m in found] == ["tiny", "alias"] and found[0]["size"] > 0
     assert found[0]["details"]["family"] == "llava"
+    loaded = server.http.get("/api/ps").json()["models"]
+    assert [m["model"] for m in loaded] == ["tiny", "alias"] and loaded[0]["size"] == found[0]["size"]
     assert server.post("/api/show", model="alias:latest").json()["capabilities"] == ["completion", "vision"]
     assert server.http.get("/api/version").json() == {"version": "9"}
 

@@ -82,7 +82,7 @@ def test_one_llm_in_several_threads_in_a_running_loop_and_closed(checkpoint):
         import asyncio
 
         assert len(asyncio.run(notebook())[0].outputs[0].token_ids) == 4
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="this LLM has been closed"):
         llm.generate("hi", SHORT, use_tqdm=False)
 
 

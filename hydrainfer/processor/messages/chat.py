@@ -16,7 +16,6 @@ from hydrainfer.processor.messages.video_part import VideoPart
 from hydrainfer.processor.pictures import MediaLimits, Picture, ResizeTarget, decode_image, from_image, read_image_url
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_UNSUPPORTED_PARTS = ("input_audio", "audio_url", "file", "image_embeds", "refusal", "image", "image_pil", "video")
 
 
 class TextPart(msgspec.Struct, frozen=True):
@@ -164,8 +163,10 @@ def _parse_part(part: object, where: str, local: bool) -> ContentPart:
         return ImagePart(local_image(part.get("image_pil"), where), where)
     if kind == "video" and local:
         return local_video(part, where)
-    known = f"parts of type {kind!r} are" if kind in _UNSUPPORTED_PARTS else "a part of this type is"
-    raise InvalidRequest(f"{where}: {known} not supported; send text, image_url or video_url", param=f"{where}.type")
+    raise InvalidRequest(
+        f"{where}: parts of type {repr(kind)[:40]} are not supported; send text, image_url or video_url",
+        param=f"{where}.type",
+    )
 
 
 def check_path(source: str, where: str, instead: str) -> None:

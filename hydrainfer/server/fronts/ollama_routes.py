@@ -20,6 +20,8 @@ from hydrainfer.server.fronts.ollama_turn import ChatTurn, GenerateTurn, head
 from hydrainfer.server.fronts.reading import mapping, string
 from hydrainfer.server.fronts.turn import shape_of
 
+_NEVER = "9999-12-31T23:59:59Z"
+
 
 def ollama_routes(answers: Answers, bodies: Bodies, version: str) -> APIRouter:
     router = APIRouter()
@@ -47,12 +49,18 @@ def ollama_routes(answers: Answers, bodies: Bodies, version: str) -> APIRouter:
             return await answers.complete(request, parse(CompletionFields, ollama.raw_of(body)), shape)
         return await answers.chat(request, _checked(answers, body, ollama.generate_of(body)), shape)
 
+    def named(**about: Any) -> Response:
+        size = sum(file.stat().st_size for file in model.path.glob(f"*.{details['format']}"))
+        about |= {"size": size, "digest": "", "details": details}
+        return json_response({"models": [{"name": n, "model": n, **about} for n in answers.names]})
+
     @router.get("/api/tags")
     async def tags() -> Response:
-        stat = model.path.stat()
-        size = sum(file.stat().st_size for file in model.path.glob(f"*.{details['format']}"))
-        about = {"modified_at": head("", int(stat.st_mtime))["created_at"], "size": size, "digest": ""}
-        return json_response({"models": [{"name": n, "model": n, **about, "details": details} for n in answers.names]})
+        return named(modified_at=head("", int(model.path.stat().st_mtime))["created_at"])
+
+    @router.get("/api/ps")
+    async def loaded() -> Response:
+        return named(expires_at=_NEVER, size_vram=0, context_length=model.n_context)
 
     @router.post("/api/show")
     async def show(request: Request) -> Response:
