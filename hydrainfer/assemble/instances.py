@@ -33,7 +33,7 @@ from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_m
 from hydrainfer.core import ConfigError, CostModel, Lane, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine, EngineHandle, EngineThread
 from hydrainfer.grammar import load_grammars
-from hydrainfer.machine import host_identity, n_cores
+from hydrainfer.machine import host_identity, in_url, n_cores
 from hydrainfer.storage import LocalExports
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def start_cluster(
     pixels: PixelSource,
 ) -> Started:
     """Start every instance of the layout and wait for them. Raises `ConfigError` or `CheckpointError`."""
-    if config.cluster_host in ("0.0.0.0", "::", "*"):
+    if config.cluster_host in ("0.0.0.0", "::", "[::]", "*"):
         raise ConfigError("cluster_host must be the IP that other machines reach, no wildcard", param="cluster_host")
     cost, device = cost_model_of(config), torch_device(config)
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
@@ -135,7 +135,7 @@ def start_cluster(
         for s in specs
     }
     launcher, folder = _launcher_of(config, specs, births)
-    remote = None if config.cluster_host is None else f"tcp://{config.cluster_host}:*"
+    remote = None if config.cluster_host is None else f"tcp://{in_url(config.cluster_host)}:*"
     keys = None if remote is None else Keys.new()
     roster = Roster({s.name: s.role for s in specs}, config.balancing)
     try:

@@ -66,6 +66,7 @@ class Mesh:
         socket.setsockopt(zmq.RCVHWM, _QUEUE)
         socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST_PART + _CURVE_BYTES)
         socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
+        socket.setsockopt(zmq.IPV6, "[" in bind)
         if self._keys is not None:
             socket.curve_server = True
             socket.curve_publickey, socket.curve_secretkey = self._keys.public.encode(), self._keys.secret.encode()
@@ -83,9 +84,8 @@ class Mesh:
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, _QUEUE)
         socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
-        speak_with(socket, self._keys)
         try:
-            socket.connect(address)
+            speak_with(socket, address, self._keys)
         except zmq.ZMQError as e:
             _log.warning("%s says that it is at %r: %s", name, address, os.strerror(e.errno or 0))
             socket.close(linger=0)
@@ -166,11 +166,13 @@ class Mesh:
         gate.send_multipart([version, request, *status, b"", b""])
 
 
-def speak_with(socket: zmq.Socket, keys: Keys | None) -> None:
-    """Set the CURVE keys that make `socket` a client of the cluster."""
+def speak_with(socket: zmq.Socket, address: str, keys: Keys | None) -> None:
+    """Connect `socket` to a member of the cluster. `keys`: the CURVE keys that make it one itself."""
+    socket.setsockopt(zmq.IPV6, "[" in address)
     if keys is not None:
         socket.curve_serverkey = keys.public.encode()
         socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    socket.connect(address)
 
 
 __all__ = ["Keys", "Mesh", "speak_with"]

@@ -30,7 +30,7 @@ from hydrainfer.cluster.roster import Balancing, Roster
 from hydrainfer.config import MachineShare
 from hydrainfer.core import ErrorInfo, EventKind, HydraError, InternalError, LifecycleEvent, Parcel, Role, shutting_down
 from hydrainfer.engine import Engine
-from hydrainfer.machine import host_identity, local_ip
+from hydrainfer.machine import host_identity, in_url, local_ip
 
 _log = logging.getLogger(__name__)
 HUB = "hub"
@@ -262,7 +262,7 @@ def run_node(plan: NodePlan, build: Callable[[Node], tuple[Engine, dict[str, str
     incarnation = time.time_ns() // 1000
     ip = local_ip(plan.hub) if "{ip}" in plan.bind else "127.0.0.1"
     try:
-        mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, ip=ip), plan.keys)
+        mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, ip=in_url(ip)), plan.keys)
     except HydraError as e:
         _log.error("instance %s: %s", plan.name, e)  # there is no socket to tell the hub
         raise
