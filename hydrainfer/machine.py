@@ -57,6 +57,11 @@ def local_ip(address: str) -> str:
         return s.getsockname()[0]
 
 
+def in_url(ip: str) -> str:
+    """An IP address as part of a URL: IPv6 in brackets."""
+    return f"[{ip}]" if ":" in ip and not ip.startswith("[") else ip
+
+
 def cpuinfo() -> dict[str, str]:
     """The fields of the first processor in /proc/cpuinfo; empty if there is no such file."""
     info = Path("/proc/cpuinfo")

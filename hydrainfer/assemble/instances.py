@@ -28,13 +28,12 @@ from hydrainfer.cluster import (
     PixelClient,
     Roster,
     RunFolder,
-    tcp_at,
 )
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, settle
 from hydrainfer.core import ConfigError, CostModel, Lane, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine, EngineHandle, EngineThread
 from hydrainfer.grammar import load_grammars
-from hydrainfer.machine import host_identity, n_cores
+from hydrainfer.machine import host_identity, in_url, n_cores
 from hydrainfer.storage import LocalExports
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def start_cluster(
     pixels: PixelSource,
 ) -> Started:
     """Start every instance of the layout and wait for them. Raises `ConfigError` or `CheckpointError`."""
-    if config.cluster_host in ("0.0.0.0", "::", "*"):
+    if config.cluster_host in ("0.0.0.0", "::", "[::]", "*"):
         raise ConfigError("cluster_host must be the IP that other machines reach, no wildcard", param="cluster_host")
     cost, device = cost_model_of(config), torch_device(config)
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
@@ -136,7 +135,7 @@ def start_cluster(
         for s in specs
     }
     launcher, folder = _launcher_of(config, specs, births)
-    remote = None if config.cluster_host is None else tcp_at(config.cluster_host)
+    remote = None if config.cluster_host is None else f"tcp://{in_url(config.cluster_host)}:*"
     keys = None if remote is None else Keys.new()
     roster = Roster({s.name: s.role for s in specs}, config.balancing)
     try:
@@ -151,7 +150,7 @@ def start_cluster(
     except BaseException:
         folder.remove()
         raise
-    bind = "{tcp}" if remote else f"ipc://{folder.path}/" + "{name}-{incarnation}"
+    bind = "tcp://{ip}:*" if remote else f"ipc://{folder.path}/" + "{name}-{incarnation}"
     hub.start(_plans(config, specs, hub, bind, keys), config.start_timeout_s)
     kv_tokens = min([n_context, *(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)])
     return Started(hub, _together(hub.facts), kv_tokens, partial(_pools, launcher))

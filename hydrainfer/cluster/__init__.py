@@ -10,7 +10,7 @@ from hydrainfer.cluster.hashing import HashRing
 from hydrainfer.cluster.hub import Hub
 from hydrainfer.cluster.instance import Pulse
 from hydrainfer.cluster.launch import Facts, InProcess, Launcher
-from hydrainfer.cluster.mesh import Keys, Mesh, tcp_at
+from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.node import Node, NodePlan, run_node
 from hydrainfer.cluster.pixels import PixelClient
 from hydrainfer.cluster.restarts import Restarts
@@ -33,5 +33,4 @@ __all__ = [
     "Roster",
     "RunFolder",
     "run_node",
-    "tcp_at",
 ]

@@ -3,7 +3,7 @@
 The process runs one incarnation of the instance, on a thread:
 
     built ─> runs until told to close ─> waits for the launcher, which ends it for good
-      │            └─ crashes ─> the process exits ─> Ray starts another: the next incarnation sends `Hello`
+      │            └─ crashes, or the hub is silent ─> the process exits ─> Ray starts the next incarnation
       └─ cannot be built ─> tells the hub, waits until the launcher ends it ─┘
 """
 
@@ -35,7 +35,7 @@ class ActorInstance:
     def __init__(self, plan: NodePlan, build: bytes) -> None:
         self._plan = plan
         self._incarnation: int | None = None
-        self._heard_of = False  # whether the hub is told if the instance fails from now on
+        self._node: Node | None = None  # from then on, the hub is told if the instance fails
         self._over = threading.Event()
         threading.Thread(target=self._live, args=(build,), name=f"instance-{plan.name}", daemon=True).start()
 
@@ -60,7 +60,7 @@ class ActorInstance:
         logging.getLogger("hydrainfer").setLevel(self._plan.log_level.upper())
 
         def make(node: Node) -> tuple[Engine, Facts]:
-            self._heard_of = True
+            self._node = node
             engine, facts = pickle.loads(build)(self._plan)(node)
             self._incarnation = node.incarnation
             gc.collect()
@@ -76,8 +76,9 @@ class ActorInstance:
             _log.exception("instance %s ended", self._plan.name)
             self._exit()
         self._over.set()
-        time.sleep(_LET_GO_S)
-        os._exit(1)  # the hub was silent, or the server is gone and cannot end us; Ray decides about a restart
+        if self._node is None or not self._node.deserted:  # else the hub may still live and wait for the next one
+            time.sleep(_LET_GO_S)
+        os._exit(1)  # the server is gone and cannot end us, or was silent; Ray decides about a restart
 
     def _settle(self) -> None:
         """Set the cores and the number of threads of this thread and of those that it starts. Called before a module
@@ -93,5 +94,5 @@ class ActorInstance:
 
     def _exit(self) -> None:
         if self._incarnation is None:
-            time.sleep(_RETRY_S if self._heard_of else _START_PAUSE_S)
+            time.sleep(_START_PAUSE_S if self._node is None else _RETRY_S)
         os._exit(1)

@@ -209,6 +209,7 @@ class Front:
         """Check deadlines, silent instances and requests without an instance. Returns the time of the next call."""
         pulse = self._pulse
         if now >= self._beat_at:
+            self._excuse(max(0.0, now - self._beat_at - pulse.beat_s), now)
             self._beat_at = now + pulse.beat_s
             self._roll(now)
             self._check_members(now)
@@ -373,6 +374,11 @@ class Front:
             self._out = []
 
     # ---- inside: instances
+
+    def _excuse(self, late_s: float, now: float) -> None:
+        """Do not count `late_s`, by which a beat is late, as silence: the whole machine may have been paused."""
+        for member in self.members.values():
+            member.heard_s = min(now, member.heard_s + late_s)
 
     def _check_members(self, now: float) -> None:
         for name, member in self.members.items():

@@ -270,8 +270,12 @@ class Hub:
         for name, member in members.items():
             peer = member.hello.peer
             if self._connected.get(name) != peer.incarnation:
-                self._mesh.connect(name, peer.address)
                 self._connected[name], self._n_orders[name] = peer.incarnation, 0
+                try:
+                    self._mesh.connect(name, peer.address)
+                except zmq.ZMQError as e:  # out of file descriptors: it would never hear of us
+                    _log.error("instance %s cannot be connected: %s", name, e)
+                    self._front.kills.append((name, peer.incarnation))
                 if self._closing:  # it came after `_shut` had told the others to close
                     self._order(name, Close())
 

@@ -63,10 +63,10 @@ class Mesh:
     def listen(self, kind: int, bind: str) -> zmq.Socket:
         """A bound socket that `poll` also watches. Raises `ConfigError` if the address cannot be bound."""
         socket = self._context.socket(kind)
-        socket.ipv6 = "[" in bind
         socket.setsockopt(zmq.RCVHWM, _QUEUE)
         socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST_PART + _CURVE_BYTES)
         socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
+        socket.setsockopt(zmq.IPV6, "[" in bind)
         if self._keys is not None:
             socket.curve_server = True
             socket.curve_publickey, socket.curve_secretkey = self._keys.public.encode(), self._keys.secret.encode()
@@ -84,9 +84,8 @@ class Mesh:
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, _QUEUE)
         socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
-        speak_with(socket, address, self._keys)
         try:
-            socket.connect(address)
+            speak_with(socket, address, self._keys)
         except zmq.ZMQError as e:
             _log.warning("%s says that it is at %r: %s", name, address, os.strerror(e.errno or 0))
             socket.close(linger=0)
@@ -167,17 +166,13 @@ class Mesh:
         gate.send_multipart([version, request, *status, b"", b""])
 
 
-def tcp_at(ip: str) -> str:
-    """The address of a free port of `ip`, for `Mesh`. An IPv6 address may be in brackets."""
-    return f"tcp://[{ip.strip('[]')}]:*" if ":" in ip else f"tcp://{ip}:*"
-
-
 def speak_with(socket: zmq.Socket, address: str, keys: Keys | None) -> None:
-    """Set what makes `socket` a client of the cluster at `address`: IPv6 or not, and the CURVE keys."""
-    socket.ipv6 = "[" in address
+    """Connect `socket` to a member of the cluster. `keys`: the CURVE keys that make it one itself."""
+    socket.setsockopt(zmq.IPV6, "[" in address)
     if keys is not None:
         socket.curve_serverkey = keys.public.encode()
         socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    socket.connect(address)
 
 
-__all__ = ["Keys", "Mesh", "speak_with", "tcp_at"]
+__all__ = ["Keys", "Mesh", "speak_with"]

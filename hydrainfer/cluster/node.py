@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from hydrainfer.cluster.instance import Instance, Pulse
-from hydrainfer.cluster.mesh import Keys, Mesh, tcp_at
+from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.messages import (
     Close,
     Failed,
@@ -30,7 +30,7 @@ from hydrainfer.cluster.roster import Balancing, Roster
 from hydrainfer.config import MachineShare
 from hydrainfer.core import ErrorInfo, EventKind, HydraError, InternalError, LifecycleEvent, Parcel, Role, shutting_down
 from hydrainfer.engine import Engine
-from hydrainfer.machine import host_identity, local_ip
+from hydrainfer.machine import host_identity, in_url, local_ip
 
 _log = logging.getLogger(__name__)
 HUB = "hub"
@@ -43,7 +43,7 @@ _PULSE = Pulse()
 class NodePlan:
     """The parameters with which an instance is started. `hub`: the hub's address, on machine `hub_host`; `pixels`: the
     address from which pictures are fetched; `bind`: the instance's own address, with places for `name`, `incarnation`
-    and `tcp`, the address from which this machine reaches the hub. `roles`: the role of every instance of the layout.
+    and the `ip` from which this machine reaches the hub. `roles`: the role of every instance of the layout.
     `secret`: the shared secret by which transports recognize members. `share`: the instance's share of its machine.
     `log_level`: the least level that is logged, if the instance has its own process."""
 
@@ -76,7 +76,8 @@ class Wire(Protocol):
 
 class Node(Instance):
     """An instance with its sockets. `ip`: the address at which peers reach this machine. All methods but `wake` are
-    called on one thread, the one that calls `run`. `at_end`: functions to call once the engine is closed."""
+    called on one thread, the one that calls `run`. `at_end`: functions to call once the engine is closed. `deserted`:
+    whether it closes because the hub was silent."""
 
     def __init__(
         self,
@@ -98,8 +99,8 @@ class Node(Instance):
         self._host = host_identity()
         self._local = clock
         self.clock = HubClock(clock, same=self._host == plan.hub_host)
-        self._heard_s = clock()
-        self.closing = self._deserted = False
+        self._heard_s = self._turned_s = clock()
+        self.closing = self.deserted = False
         self._n_reports = self._n_orders = 0
         self.at_end: list[Callable[[], None]] = []
 
@@ -113,7 +114,7 @@ class Node(Instance):
     def start(self, engine: Engine, facts: dict[str, str | int | float]) -> None:
         """Send `Hello` to the hub."""
         self.engine = engine
-        self._heard_s = self._local()  # the hub's silence counts from here: it sends nothing before `Hello`
+        self._heard_s = self._turned_s = self._local()  # the hub sends nothing before `Hello`
         role = self.plan.roles[self.name]
         me = Peer(self.name, role, self.incarnation, self.mesh.address)
         self._tell(Hello(me, self._host, os.getpid(), facts))
@@ -161,7 +162,7 @@ class Node(Instance):
     def report(self, now: float) -> None:
         engine = self.engine
         assert engine is not None
-        if not self._deserted:
+        if not self.deserted:
             self._n_reports += 1
             lists = tuple(self.outputs), tuple(self._events), tuple(self.moves)
             stats = engine.stats(now) if now >= self.beat_at else None
@@ -176,10 +177,14 @@ class Node(Instance):
         self.mesh.send(HUB, encode(message))
 
     def _watch_hub(self) -> None:
-        """Close if the server has been silent for too long: without a server nobody waits for the answers."""
-        if self._local() - self._heard_s > self._pulse.dead_s and not self.closing:
+        """Close if the server has been silent for too long: without a server nobody waits for the answers. The time by
+        which this turn is late does not count: the whole machine may have been paused."""
+        now, turned_s = self._local(), self._turned_s
+        self._turned_s = now
+        self._heard_s = min(now, self._heard_s + max(0.0, now - turned_s - self._pulse.beat_s))
+        if now - self._heard_s > self._pulse.dead_s and not self.closing:
             _log.error("instance %s has not heard of the server for %.0f s and stops", self.name, self._pulse.dead_s)
-            self.closing = self._deserted = True  # if the hub still lives, it places our requests elsewhere
+            self.closing = self.deserted = True  # if the hub still lives, it places our requests elsewhere
 
     # ---- messages received
 
@@ -260,9 +265,9 @@ def run_node(plan: NodePlan, build: Callable[[Node], tuple[Engine, dict[str, str
     """Run an instance from start to end. `build` makes its engine; if it fails, the hub is told why, and the error is
     raised."""
     incarnation = time.time_ns() // 1000
-    ip = local_ip(plan.hub) if "{tcp}" in plan.bind else "127.0.0.1"
+    ip = local_ip(plan.hub) if "{ip}" in plan.bind else "127.0.0.1"
     try:
-        mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, tcp=tcp_at(ip)), plan.keys)
+        mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, ip=in_url(ip)), plan.keys)
     except HydraError as e:
         _log.error("instance %s: %s", plan.name, e)  # there is no socket to tell the hub
         raise

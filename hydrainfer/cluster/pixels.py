@@ -76,7 +76,6 @@ class PixelClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)  # unsent requests must not delay the end
         speak_with(self._socket, self._address, self._keys)
-        self._socket.connect(self._address)
         return self._socket
 
     def close(self) -> None:

@@ -214,13 +214,22 @@ class Roster:
             return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
         n_pictures = load.n_pictures + (len(request.media) if stage is Stage.ENCODE else 0)
         n_tokens = request.n_prompt - self.found(request, name) if self.roles[name].runs(Stage.PREFILL) else 0
-        sizes = (*load.sizes, (1, n_tokens)) if load.sizes else ()
+        sizes = _with_prompt(load.sizes, n_tokens) if load.sizes else ()
         return msgspec.structs.replace(load, n_pictures=n_pictures, n_tokens=load.n_tokens + n_tokens, sizes=sizes)
 
     def dark(self) -> list[Stage]:
         """Stages of the layout that no instance runs now."""
         wanted = [s for s in Stage if any(role.runs(s) for role in self.roles.values())]
         return [s for s in wanted if not any(self.roles[n].runs(s) for n in self.peers)]
+
+
+def _with_prompt(sizes: tuple[tuple[int, int], ...], n_tokens: int) -> tuple[tuple[int, int], ...]:
+    """`Load.sizes` with one more prompt. The groups stay few: thousands of requests may be placed between two
+    reports."""
+    for i, (n, tokens) in enumerate(sizes):
+        if (tokens // n).bit_length() == n_tokens.bit_length():
+            return (*sizes[:i], (n + 1, tokens + n_tokens), *sizes[i + 1 :])
+    return (*sizes, (1, n_tokens))
 
 
 def delay_s(load: Load) -> float:

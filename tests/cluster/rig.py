@@ -1,12 +1,28 @@
 """A hub with its instances, as the server has them."""
 
+import socket
 import threading
 import time
+from contextlib import closing
+
+import pytest
 
 from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, Pulse, Roster
 from hydrainfer.config import read_layout
 from hydrainfer.machine import host_identity
 from tests.scheduler.fakes import expected_tokens, make_request
+
+
+def speaks_ipv6():
+    try:
+        with closing(socket.socket(socket.AF_INET6)) as s:
+            s.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+IPV6 = pytest.mark.skipif(not speaks_ipv6(), reason="no IPv6 here")
 
 
 class Rig:

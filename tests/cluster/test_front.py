@@ -353,6 +353,20 @@ def test_silence_makes_a_suspect_and_then_a_kill_but_no_death():
     assert not rig.front.members[first].hello.peer.suspect
 
 
+def test_silence_while_the_server_itself_was_stopped_does_not_count():
+    rig = Rig("EPD0", "EPD1")
+    rig.wait(3 * PULSE.beat_s)
+    rig.now += 2 * PULSE.dead_s
+    rig.front.tick(rig.now)
+    rig.says("EPD0")
+    assert rig.front.kills == [] and not any(m.hello.peer.suspect for m in rig.front.members.values())
+    for _ in range(int(PULSE.dead_s / PULSE.beat_s) + 2):
+        rig.now += PULSE.beat_s
+        rig.says("EPD0")
+        rig.front.tick(rig.now)
+    assert rig.front.kills == [rig.who("EPD1")], "it goes on being silent"
+
+
 def test_a_batch_that_does_not_end_is_a_kill():
     rig = Rig("EPD0", stall_s=30.0)
     stats = InstanceStats("EPD", 0, 1, 0, 0, 1, {}, 0, 0, 0, 0, stalled_s=99.0, hung_s=29.0)

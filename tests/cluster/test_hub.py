@@ -1,17 +1,18 @@
 """Hub and nodes on real threads, fake devices: requests move, engines break, messages are garbage, all of it ends."""
 
+import errno
 import gc
 import os
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import msgspec
 import pytest
 import zmq
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.cluster import Hub, InProcess, Pulse
+from hydrainfer.cluster import Hub, InProcess, Mesh, Pulse
 from hydrainfer.cluster.messages import Close, Hello, Moved, Orders, Peer, Report, encode
 from hydrainfer.core import ConfigError, ExportHandle, InternalError, Output, Role, Stage, Unavailable, owner_of
 from hydrainfer.engine import Engine, Moves, Timing
@@ -187,6 +188,25 @@ def test_when_the_only_engine_of_a_stage_breaks_requests_end_with_what_was_wrong
         assert r.hub.lost() == f"no instance can decode any more: {died}" and r.info("D0").trouble == died
         r.wait(lambda: not any(leased for _, leased, _ in r.hub.stats().cache_blocks.values()), 5)
         r.wait(lambda: whole(world.caches["P0"]), 5)  # what it reports is older than what it hears
+
+
+def test_an_instance_for_which_there_is_no_file_descriptor_left_is_killed_and_the_hub_goes_on(tmp_path, monkeypatch):
+    def full(name, address):
+        raise zmq.ZMQError(errno.EMFILE)
+
+    killed = []
+    with nothing_left(), rig("2EPD", tmp_path, World()) as r:
+        monkeypatch.setattr(r.launcher, "kill", lambda *who: killed.append(who))
+        monkeypatch.setattr(r.hub._mesh, "connect", full)
+        with closing(Mesh(f"ipc://{tmp_path}/other")) as other:
+            other.connect("hub", r.hub.address)
+            other.send("hub", encode(Hello(Peer("EPD1", "EPD", 2, other.address), r.hub._host, os.getpid(), {})))
+            r.wait(lambda: killed == [("EPD1", 2)], 5)
+        r.hub._report_gone("EPD1", 2)
+        r.launcher.nodes["EPD1"].closing = True  # incarnation 1, which the hub believes dead
+        r.wait(lambda: r.info("EPD1").state == "dead", 5)
+        got, wanted = r.answer("after", max_tokens=6)
+        assert got == wanted
 
 
 GARBAGE = [

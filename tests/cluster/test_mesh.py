@@ -11,11 +11,12 @@ import zmq
 from hydrainfer.cluster import Keys, Mesh
 from hydrainfer.cluster import mesh as mesh_module
 from hydrainfer.core import ConfigError
+from tests.cluster.rig import IPV6
 from tests.engine.rig import wait_for
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
-LOOPBACK = "tcp://127.0.0.1:*"
+LOOPBACK, LOOPBACK6 = "tcp://127.0.0.1:*", "tcp://[::1]:*"
 
 
 def heard(mesh, n=1, seconds=5.0):
@@ -40,11 +41,13 @@ def meshes():
         mesh.close()
 
 
-@pytest.fixture(params=["ipc", "tcp", "curve"])
+@pytest.fixture(params=["ipc", "tcp", pytest.param("tcp6", marks=IPV6), "curve"])
 def pair(request, meshes, tmp_path):
     """Two members of a cluster."""
     keys = Keys.new() if request.param == "curve" else None
-    return [meshes(f"ipc://{tmp_path}/{n}" if request.param == "ipc" else LOOPBACK, keys) for n in "ab"]
+    if request.param == "ipc":
+        return [meshes(f"ipc://{tmp_path}/{n}") for n in "ab"]
+    return [meshes(LOOPBACK6 if request.param == "tcp6" else LOOPBACK, keys) for _ in "ab"]
 
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:*", "tcp://*:5555", "tcp://10.0.0.1:5555", "tcp://[::]:5555"])

@@ -13,6 +13,7 @@ from hydrainfer.cluster import Keys, Mesh, PixelClient
 from hydrainfer.cluster import pixels as pixels_module
 from hydrainfer.cluster.pixels import answer_pixels
 from hydrainfer.core import Unavailable
+from tests.cluster.rig import IPV6
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
@@ -46,9 +47,9 @@ class Server:
         self.mesh.close()
 
 
-@pytest.fixture(params=["ipc", "curve"])
+@pytest.fixture(params=["ipc", LOOPBACK, pytest.param("tcp://[::1]:*", marks=IPV6)])
 def server(request, tmp_path):
-    made = Server({}, f"ipc://{tmp_path}/pixels") if request.param == "ipc" else Server({}, LOOPBACK, Keys.new())
+    made = Server({}, f"ipc://{tmp_path}/pixels") if request.param == "ipc" else Server({}, request.param, Keys.new())
     yield made
     made.close()
 

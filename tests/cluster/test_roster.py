@@ -142,6 +142,18 @@ def test_little_of_a_long_prompt_goes_before_a_short_one():
     assert made.loads["EPD0"].n_before(10) == 20 and made.loads["EPD1"].n_before(10_000) == 6000
 
 
+def test_sizes_stay_few_however_many_are_placed_between_two_reports():
+    made = roster("3EPD")
+    made.loads.update({f"EPD{i}": Load(n_tokens=40, sizes=((2, 40),)) for i in range(3)})
+    for i in range(3000):
+        made.choose(make_request(f"r{i}", n_text=1 + i % 100), Stage.PREFILL, ())
+    assert all(len(load.sizes) <= 8 for load in made.loads.values())
+    assert [sum(tokens for _, tokens in load.sizes) for load in made.loads.values()] == [
+        load.n_tokens for load in made.loads.values()
+    ]
+    assert sum(n for load in made.loads.values() for n, _ in load.sizes) == 3000 + 6
+
+
 def test_a_suspect_is_chosen_only_if_there_is_nobody_else():
     made, request = roster("1E1P2D+1PD"), make_request("x", pictures=[1])
     made.loads.update(D2=Load(n_decoding=50), PD4=Load(n_decoding=60))

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,6 +87,25 @@ def test_long_back_pressure_is_no_failure():
     assert cluster.front.n_live > 2 and not cluster.front.kills
     cluster.crash("D1", restart_s=20.0)
     cluster.run()
+    for r in requests:
+        assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
+    cluster.check_whole()
+
+
+@pytest.mark.parametrize("at_s", [9.0, 10.0, 11.0])
+def test_a_pause_of_the_whole_machine_is_no_silence(at_s):
+    """As of a container, or by Ctrl-Z where instances are threads."""
+    cluster = Cluster("1E1P1D", 64, 32)
+    pulse = cluster.front._pulse = msgspec.structs.replace(PULSE, dead_s=20.0)
+    for node in cluster.nodes.values():
+        node._pulse = pulse
+    requests = [make_request(f"r{i}", pictures=[i] * (i % 2), max_tokens=30) for i in range(6)]
+    for r in requests:
+        cluster.submit(r)
+    cluster.run(at_s)
+    cluster.now += 1000.0
+    cluster.run()
+    assert not cluster.front.kills and not any(node.closing for node in cluster.nodes.values())
     for r in requests:
         assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
     cluster.check_whole()

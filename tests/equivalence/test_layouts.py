@@ -14,9 +14,11 @@ import zmq
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.cluster.messages import Close, Orders, encode
 from hydrainfer.core import ConfigError, HydraError
+from hydrainfer.machine import in_url
 from hydrainfer.processor import parse_messages
 from hydrainfer.scheduler import scheduler as scheduling
 from hydrainfer.scheduler.filling import decodes_ahead
+from tests.cluster.rig import IPV6
 from tests.equivalence.mixed import (
     CHATS,
     CHUNKED,
@@ -69,16 +71,16 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
             assert (model.language is not None) == ("P" in name or "D" in name)
 
 
-@pytest.mark.parametrize(("host", "begin"), [("127.0.0.1", "tcp://127.0.0.1:"), ("::1", "tcp://[::1]:")])
-def test_messages_and_blocks_over_tcp(tiny, wanted, host, begin):
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=IPV6), pytest.param("[::1]", marks=IPV6)])
+def test_messages_and_blocks_over_tcp(tiny, wanted, host):
     """As between machines: CURVE on every socket, nobody else is heard."""
     with start(tiny, "1E1P1D", transport="tcp", cluster_host=host) as llm:
         hub = parts(llm).engine
         nodes = hub.launcher.nodes.values()
         addresses = [hub.address, hub.pixels_at, *(node.mesh.address for node in nodes)]
-        assert all(a.startswith(begin) for a in addresses)
+        assert all(a.startswith(f"tcp://{in_url(host)}:") for a in addresses)
         with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
-            stranger.ipv6 = ":" in host
+            stranger.setsockopt(zmq.IPV6, ":" in host)
             for address in addresses:
                 stranger.connect(address)
             for node in nodes:
