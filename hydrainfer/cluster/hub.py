@@ -215,6 +215,7 @@ class Hub:
             orders, kills = self._front.orders(), self._front.kills[:]
             self._front.kills.clear()
             retries = self._front.restarts.due(self._clock()) if not self._closing else []
+            silent = self._front.restarts.silent(self._clock()) if not self._closing else []
             self._connect()
         if self._front.lost is not had_lost:
             _log.error("%s", self.lost())
@@ -224,7 +225,9 @@ class Hub:
         for name, incarnation in kills:
             self._kill(name, incarnation)
         for name in retries:
-            self._retry(name)
+            self._ask_launcher(self.launcher.restart, name)
+        for name in silent:
+            self._ask_launcher(self.launcher.rouse, name)
         wake_at = min(wake_at, self._clock() + _LAST_WORDS_S / 5) if self._gone else wake_at
         self._mesh.poll(max(wake_at - self._clock(), 0.0))
 
@@ -341,9 +344,10 @@ class Hub:
         except Exception:  # it has ended, belongs to another user, or Ray fails: the instance stays suspect
             _log.exception("instance %s could not be killed", name)
 
-    def _retry(self, name: str) -> None:
+    @staticmethod
+    def _ask_launcher(call: Callable[[str], None], name: str) -> None:
         try:
-            self.launcher.restart(name)
+            call(name)
         except Exception:  # Ray fails: it may recover until the instance has been away for too long
             _log.exception("instance %s could not be started again", name)
 

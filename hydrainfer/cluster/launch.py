@@ -38,6 +38,9 @@ class Launcher(Protocol):
     def restart(self, name: str) -> None:
         """Start an instance again after its latest start has `Failed`. Called only if the launcher `revives`."""
 
+    def rouse(self, name: str) -> None:
+        """Check that an instance that has died, and is not back yet, is being started. Called every few seconds."""
+
     def close(self, timeout_s: float) -> None:
         """Wait for the instances, which have been told to close, then kill those that are left."""
 
@@ -70,6 +73,9 @@ class InProcess:
 
     def restart(self, name: str) -> None:
         """Nothing to do: a thread that has ended is not started again."""
+
+    def rouse(self, name: str) -> None:
+        """Nothing to do: as above."""
 
     def close(self, timeout_s: float) -> None:
         for thread in self._threads.values():

@@ -33,6 +33,7 @@ from hydrainfer.machine import host_identity, n_cores
 _log = logging.getLogger(__name__)
 _CALLS = 8  # calls that may wait in one actor at once
 _ASK_AGAIN_S = 0.2
+_NO_INCARNATION = -1
 _GONE_S = 2.0
 _CONNECT_S = 5.0
 _DAEMONS = {"gcs_server": "Ray's control process", "raylet": "Ray's node process"}
@@ -106,6 +107,13 @@ class RayLauncher:
         actor = self.actors.get(name)
         if actor is not None and not self._closing:
             ray.kill(actor, no_restart=False)
+
+    def rouse(self, name: str) -> None:
+        """Call the actor. If its object could not be made, perhaps because the disk was full, Ray takes it for alive
+        until a call fails, and starts it again only then."""
+        actor = self.actors.get(name)
+        if actor is not None and not self._closing:
+            actor.outlast.remote(_NO_INCARNATION)
 
     def close(self, timeout_s: float) -> None:
         if self._closing:

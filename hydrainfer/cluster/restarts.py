@@ -20,6 +20,7 @@ from hydrainfer.core import CheckpointError, ErrorInfo, Role, Stage
 _ATTEMPTS = 6  # an instance is hopeless after this many failures in a row
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+_ASK_S = 5.0  # how often the launcher is asked about one that is silent
 _NEVER = float("inf")
 
 
@@ -37,6 +38,7 @@ class _Away:
     n_failures: int = 0
     error: ErrorInfo | None = None  # of the latest attempt
     retry_at: float = _NEVER
+    ask_at: float = _NEVER
 
 
 class Restarts:
@@ -50,7 +52,8 @@ class Restarts:
 
     def gone(self, name: str, now: float, for_good: bool = False) -> None:
         """Note that an instance has died; `for_good` if nothing starts it again."""
-        self._away.setdefault(name, _Away(now)).for_good = for_good
+        away = self._away.setdefault(name, _Away(now))
+        away.for_good, away.ask_at = for_good, now + _ASK_S
 
     def failed(self, name: str, error: ErrorInfo, now: float) -> None:
         """Note that an attempt to start an instance has failed with `error`."""
@@ -66,7 +69,16 @@ class Restarts:
         """The instances to try again now; each is returned once per attempt."""
         names = [name for name, away in self._away.items() if now >= away.retry_at]
         for name in names:
-            self._away[name].retry_at = _NEVER
+            self._away[name].retry_at, self._away[name].ask_at = _NEVER, now + _ASK_S
+        return names
+
+    def silent(self, now: float) -> list[str]:
+        """The instances that are being started and have said nothing for a while; each is returned every `_ASK_S`."""
+        names = []
+        for name, away in self._away.items():
+            if now >= away.ask_at and away.retry_at == _NEVER and not away.for_good:
+                away.ask_at = now + _ASK_S
+                names.append(name)
         return names
 
     def trouble(self, name: str) -> str:

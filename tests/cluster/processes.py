@@ -46,6 +46,8 @@ class Processes:
     def restart(self, name):
         """It was, at once."""
 
+    rouse = restart
+
     def close(self, timeout_s):
         self._closing.set()
         self._keeper.join()

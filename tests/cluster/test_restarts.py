@@ -44,6 +44,22 @@ def test_what_may_pass_is_tried_some_times_with_longer_and_longer_pauses(error):
     assert stage is Stage.PREFILL and error.message in why and "6 attempts" in why and "\n" not in why
 
 
+def test_the_launcher_is_asked_about_one_that_is_silent_until_it_says_something():
+    made, asked = restarts("P0", "D0"), []
+    made.gone("P0", 0.0)
+    made.gone("D0", 0.0, for_good=True)
+    for now in range(40):
+        if now == 21:
+            made.failed("P0", PASSING[0], 21.0)
+        if now == 37:
+            made.back("P0")
+        tried = made.due(now)
+        assert tried == (["P0"] if now == 22 else [])
+        asked += [now] * len(silent := made.silent(now))
+        assert set(silent) <= {"P0"}
+    assert asked == [5, 10, 15, 20, 27, 32]
+
+
 def test_a_checkpoint_that_is_gone_is_given_up_at_once_if_nobody_else_runs_the_stage():
     made = restarts("P0", "EPD0", "D0")
     made.gone("P0", 0.0)
