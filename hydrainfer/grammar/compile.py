@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hydrainfer.core import Grammar, InvalidRequest
 from hydrainfer.grammar.schema import JSON_STYLE, without_unknown_formats
 
@@ -111,14 +113,32 @@ def load_grammars(path: Path, n_vocab: int, eos_ids: Sequence[int]) -> Grammars 
         if not eos_ids:
             raise ValueError("the model has no token that ends an answer")
         text = (path / "tokenizer.json").read_text("utf-8")
-        whole = json.loads(text)
-        added = whole.get("added_tokens") or []
-        known = [token for token in added if token["id"] < n_vocab]  # some tokenizers have more than the model
-        text = text if len(known) == len(added) else json.dumps(whole | {"added_tokens": known})
+        if any(token.id >= n_vocab for token in _added(text).added_tokens or ()):
+            text = _without_tokens_from(text, n_vocab)
         return Grammars(LLTokenizer(text, n_vocab=n_vocab, eos_token=list(eos_ids)), eos_ids)
     except Exception as e:
         logger.warning("structured output is not available: %s", str(e)[:300])
         return None
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+
+
+class _Tokenizer(msgspec.Struct):
+    """The part of a tokenizer.json that is looked at. The rest of its many megabytes is skipped."""
+
+    added_tokens: list[_AddedToken] | None = None
+
+
+_added = msgspec.json.Decoder(_Tokenizer).decode
+
+
+def _without_tokens_from(text: str, n_vocab: int) -> str:
+    """A tokenizer.json without the added tokens that the model lacks, which some published ones have."""
+    whole = json.loads(text)
+    known = [token for token in whole["added_tokens"] if token["id"] < n_vocab]
+    return json.dumps(whole | {"added_tokens": known})
 
 
 def _complaint(text: str) -> str:

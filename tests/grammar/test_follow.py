@@ -60,7 +60,7 @@ def test_several_rows_and_the_end(grammars, tokenizer):
 
 
 def test_a_tokenizer_with_tokens_that_the_model_lacks(tmp_path):
-    """As NousResearch/Llama-2-7b-chat-hf, whose <pad> comes after the last column of the logits."""
+    """In NousResearch/Llama-2-7b-chat-hf, <pad> comes after the last column of the logits."""
     longer = make_tokenizer().backend_tokenizer
     longer.add_tokens([f"<{i}>" for i in range(longer.get_vocab_size(), N_VOCAB + 1)])
     longer.save(str(tmp_path / "tokenizer.json"))
