@@ -190,7 +190,7 @@ def objective_of(parts: Sequence[str], slo: str | None, like: str | None, datase
 
 def check_like(like: str | None, workload: Workload) -> None:
     """Raises `ConfigError` if `like` is a model for which there are neither SLOs nor answer lengths of the workload."""
-    if like is None or any(like.lower().startswith(name.lower()) for name in workload.models):
+    if like is None or workload.named_like(like):
         return
     try:
         locate("slo", like.partition(":")[0])

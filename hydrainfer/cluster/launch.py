@@ -75,7 +75,7 @@ class InProcess:
         """Nothing to do: a thread that has ended is not started again."""
 
     def rouse(self, name: str) -> None:
-        """Nothing to do: as above."""
+        """Nothing to do, for the same reason."""
 
     def close(self, timeout_s: float) -> None:
         for thread in self._threads.values():

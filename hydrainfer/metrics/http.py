@@ -21,7 +21,8 @@ class HttpCounts(Collector):
         self._registry.register(self)
 
     def add(self, handler: str, method: str, status: int) -> None:
-        """Count an answer. `handler`: the path template of its route, or "none" if it has no route."""
+        """Count an answer. `handler`: the path template of its route, or "none" if it has no route. `method`: empty
+        if the head was cut off."""
         self._n[handler, method, status] += 1
 
     def collect(self) -> Iterator[Metric]:

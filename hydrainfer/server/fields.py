@@ -41,6 +41,7 @@ REFUSED_FIELDS: Mapping[str, str] = {
 }
 """Unsupported fields and the error message of each. They would change the answer, so they are refused unless their
 value is null, false, empty or zero."""
+_REFUSED_EMPTY = ("web_search_options",)  # OpenAI's API searches also if the object is empty
 
 
 def _whole(value: object) -> object:
@@ -108,8 +109,8 @@ class CommonFields(BaseModel):
         """Raises `InvalidRequest` naming the first field that is known but not supported."""
         extra = self.model_extra or {}
         for name, why in REFUSED_FIELDS.items():
-            empty = name == "web_search_options" and extra.get(name) == {}  # OpenAI's way to ask for a search
-            self._refuse(name, empty or bool(extra.get(name)), why)
+            value = extra.get(name)
+            self._refuse(name, value is not None if name in _REFUSED_EMPTY else bool(value), why)
         more = self.best_of is not None and self.best_of > (1 if self.n is None else self.n)
         self._refuse("best_of", more, "best_of is not supported by this server; use n")
         self._refuse("modalities", self.modalities not in (None, [], ["text"]), "only the modality text is supported")

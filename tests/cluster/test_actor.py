@@ -28,6 +28,10 @@ def test_a_process_that_the_hub_has_deserted_ends_at_once(tmp_path):
     plan = NodePlan("EPD0", {"EPD0": "EPD"}, f"{at}hub", f"{at}pixels", at + "{name}", host_identity(), pulse=pulse)
     process = context.Process(target=live, args=(plan, str(tmp_path)))
     process.start()
-    wait_for((tmp_path / "EPD0.leased").exists, 50)
-    process.join(5.0)
-    assert process.exitcode == 1
+    try:
+        wait_for((tmp_path / "EPD0.leased").exists, 50)
+        process.join(5.0)
+        assert process.exitcode == 1
+    finally:
+        process.kill()
+        process.join()

@@ -94,7 +94,7 @@ def test_long_back_pressure_is_no_failure():
 
 @pytest.mark.parametrize("at_s", [9.0, 10.0, 11.0])
 def test_a_pause_of_the_whole_machine_is_no_silence(at_s):
-    """As of a container, or by Ctrl-Z where instances are threads."""
+    """A container is paused, or Ctrl-Z stops a server whose instances are threads."""
     cluster = Cluster("1E1P1D", 64, 32)
     pulse = cluster.front._pulse = msgspec.structs.replace(PULSE, dead_s=20.0)
     for node in cluster.nodes.values():

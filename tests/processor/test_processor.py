@@ -391,7 +391,7 @@ def test_round_trip_and_bos(processor):
 
 @pytest.mark.parametrize("written", ["", "{{ bos_token }}"], ids=["no bos", "bos"])
 def test_the_template_alone_decides_about_bos_where_text_is_all_a_model_takes(tmp_path, store, written):
-    """Those of zephyr-7b-beta, TinyLlama-1.1B-Chat and OpenHermes-2.5 write none, though their tokenizers add it."""
+    """The templates of zephyr-7b-beta, TinyLlama-1.1B-Chat and OpenHermes-2.5 write none; their tokenizers add it."""
     path = make_text(tmp_path, "mistral")
     template = path / "chat_template.jinja"
     template.write_text(written + "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}")
@@ -410,7 +410,7 @@ def test_the_template_alone_decides_about_bos_where_text_is_all_a_model_takes(tm
 
 
 def test_a_token_that_only_the_tokenizer_has(tmp_path, store):
-    """As <pad> in NousResearch/Llama-2-7b-chat-hf, whose table of embeddings ends before it."""
+    """In NousResearch/Llama-2-7b-chat-hf, the table of embeddings ends before <pad>."""
     path = make_text(tmp_path, "mistral")
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_tokens([f"<{i}>" for i in range(tokenizer.get_vocab_size(), 2049)])

@@ -73,6 +73,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The models whose answer lengths the workload states."""
         return tuple(n for n in self.output_tokens if n != DEFAULT)
 
+    def named_like(self, like: str) -> list[str]:
+        """Those of `models` with which the name of the model `like` begins."""
+        return [name for name in self.models if like.lower().startswith(name.lower())]
+
     def chats(self, n: int, seed: int, like: str | None = None) -> list[ChatRequest]:
         """`n` requests. The same seed gives the same requests; different seeds share no picture, as far as the data
         allow. `like`: the model whose answer lengths are used; the default lengths for a model unknown to the workload.
@@ -102,8 +106,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _lengths(self, like: str | None) -> Spread:
         """The answer lengths of a model: those of the longest name in `output_tokens` with which the model's name
         begins."""
-        names = [n for n in self.models if (like or "").lower().startswith(n.lower())]
-        return Spread.parse(self.output_tokens[max(names, key=len, default=DEFAULT)])
+        return Spread.parse(self.output_tokens[max(self.named_like(like or ""), key=len, default=DEFAULT)])
 
     def _read(self, rng: random.Random, like: str | None) -> list[ChatRequest]:
         path = Path(self.path or "").expanduser()
