@@ -193,7 +193,7 @@ def _launcher_of(
     if choose_launcher(config, specs) != "ray":
         check_in_process(config.transport)
         return InProcess(partial(build_node, births, LocalExports())), RunFolder(for_ray=False)
-    check_between_processes(config.transport)
+    check_between_processes(config.transport, [spec.share.gpus or 0.0 for spec in specs])
     from hydrainfer.cluster.ray import RayLauncher
 
     folder = RunFolder(for_ray=config.ray_address is None)

@@ -53,8 +53,15 @@ def check_in_process(transport: str) -> None:
         )
 
 
-def check_between_processes(transport: str) -> None:
-    """Check that instances in separate processes can use the transport. Raises `ConfigError`."""
+def check_between_processes(transport: str, gpu_shares: Sequence[float] = ()) -> None:
+    """Check that instances in separate processes, each with such a share of a GPU, can use the transport. Raises
+    `ConfigError`."""
+    if transport == "nccl" and any(0.0 < share < 1.0 for share in gpu_shares):
+        raise ConfigError(
+            "transport nccl cannot copy between instances that share a GPU: NCCL refuses two ranks on one device; use "
+            "cuda-ipc or auto",
+            param="transport",
+        )
     if transport == "local":
         raise ConfigError(
             "transport local is for instances in one process: add --launcher inproc, or use shared-memory or auto",

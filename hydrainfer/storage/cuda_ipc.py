@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ def offer(store: BlockStore) -> str:
     pointer = store.bytes.data_ptr()
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _IpcHandle()
     with torch.cuda.device(store.device):
+        _bind(store.device)
         try:
             _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
             _call("cuIpcGetMemHandle", ctypes.byref(handle), base)
@@ -75,6 +77,7 @@ class CudaIpcTransport(PeerTransport["_OpenAllocations"]):
         size, on_host = store.spec.block_bytes, store.device.type == "cpu"
         device = torch.device("cuda", torch.cuda.current_device()) if on_host else store.device
         with self._peers.use(source.owner, lambda: _OpenAllocations(device)) as mappings, torch.cuda.device(device):
+            _bind(device)
             theirs, ours = mappings.of(source), store.bytes.data_ptr()
             stream = torch.cuda.current_stream(device).cuda_stream
             assert stream, "the legacy default stream would wait for all others"
@@ -106,20 +109,19 @@ class _OpenAllocations:
         pass  # a copy on a device ends by itself, or with the context
 
     def close(self) -> None:
-        with torch.cuda.device(self._device):
-            for base in self._bases.values():
-                try:
+        bases, self._bases = list(self._bases.values()), {}
+        with torch.cuda.device(self._device), suppress(TransportError):  # perhaps the context is gone
+            _bind(self._device)
+            for base in bases:
+                with suppress(TransportError):  # the exporter is gone
                     _call("cuIpcCloseMemHandle", ctypes.c_uint64(base))
-                except TransportError:
-                    continue  # the exporter is gone, perhaps the context too
-        self._bases.clear()
 
 
 def _open(owner: str, device: torch.device, handle: bytes) -> int:
     """The address of the peer's allocation in this process. Opening it again gives the same address, and is counted."""
     given, base = _IpcHandle((ctypes.c_ubyte * _HANDLE_BYTES)(*handle)), ctypes.c_uint64()
     with torch.cuda.device(device):
-        torch.cuda.current_stream(device).synchronize()  # makes the device's context this thread's
+        _bind(device)
         try:
             _call("cuIpcOpenMemHandle_v2", ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
         except TransportError as e:
@@ -162,6 +164,26 @@ def _copy(copies: list[tuple[int, int, int]], stream: int, to_host: bool) -> Non
         ctypes.c_size_t(1),
         ctypes.c_void_p(stream),
     )
+
+
+def _bind(device: torch.device) -> None:
+    """Make the device's primary context, which torch uses too, the one of the calling thread. A new thread has none, and
+    the driver refuses its calls: a mapping that is not closed keeps the memory of an exporter that has died."""
+    context = _primary_context(device.index or 0)
+    current = ctypes.c_void_p()
+    _call("cuCtxGetCurrent", ctypes.byref(current))
+    if current.value != context:
+        _call("cuCtxSetCurrent", ctypes.c_void_p(context))
+
+
+@cache
+def _primary_context(index: int) -> int | None:
+    """The primary context of the device with this index. It is kept until the process ends."""
+    ordinal, context = ctypes.c_int(), ctypes.c_void_p()
+    _call("cuInit", ctypes.c_uint(0))
+    _call("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(index))
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+    return context.value
 
 
 @cache

@@ -50,6 +50,9 @@ class Exports:
         device = next((s.device for s in stores.values()), torch.device("cpu"))
         check_transport(transport, device)
         names = _offered(transport, device, local is not None)
+        if transport == "auto" and "cuda-ipc" in names and (problem := _not_shared(stores)):
+            names.remove("cuda-ipc")
+            _log.warning("%s: peers on this host pull blocks over tcp instead, which is slower", problem)
         self._stores, self._local = stores, local
         self._server: BlockServer | None = None
         if set(names) & set(OVER_SERVER):
@@ -104,6 +107,17 @@ def _offered(transport: str, device: torch.device, local: bool) -> list[str]:
     if transport != "auto":
         return [transport]
     return [*(["local"] if local else []), "shared-memory" if device.type == "cpu" else "cuda-ipc", "tcp"]
+
+
+def _not_shared(stores: Mapping[str, BlockStore]) -> str:
+    """Why CUDA memory cannot be shared between processes here (virtual GPUs, WSL, confidential computing, an
+    allocator's expandable segments); empty if it can."""
+    try:
+        for store in stores.values():
+            cuda_ipc.offer(store)
+    except ConfigError as e:
+        return str(e)
+    return ""
 
 
 def _check_server(host: str, secret: bytes) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hydrainfer.core import ExportHandle
-from hydrainfer.storage import BlockStore, TransportError, Unreachable
+from hydrainfer.core import ConfigError, ExportHandle
+from hydrainfer.storage import BlockStore, Exports, TransportError, Unreachable
 from hydrainfer.storage.cuda_ipc import CudaIpcTransport, IpcAllocation
 from tests.storage import driver
 from tests.storage.peers import SPECS, _context, content
@@ -111,6 +114,36 @@ def test_who_is_forgotten_is_opened_again(log, exporter):
     transport.close()
     opened = [call for call in calls(log) if call in ("open", "close")]
     assert opened == ["open", "close", "open", "close"]
+    store.free()
+
+
+def test_a_thread_without_a_context_gets_one_before_it_calls_the_driver(log, exporter):
+    """Else the mapping stays when it is closed, and with it the memory of an exporter that has died."""
+    store, transport = driver.DriverStore(9), CudaIpcTransport()
+    with ThreadPoolExecutor(1) as copies, ThreadPoolExecutor(1) as closes:
+        copies.submit(transport.copy, exporter.handle, [1], store, [2]).result()
+        closes.submit(transport.close).result()
+    assert torch.equal(store.bytes[2], content("kv", 8, 1)[1])
+    assert calls(log)[-1] == "close"
+    assert f"{exporter.name}" not in Path("/proc/self/maps").read_text(), "really closed"
+    store.free()
+
+
+def test_auto_goes_on_with_tcp_where_memory_cannot_be_shared(log, monkeypatch, caplog):
+    """Virtual GPUs, WSL, confidential computing, expandable segments: the driver gives no handle."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="of-ours"))
+    store = driver.DriverStore(2)
+    exports = Exports("E0:1", {"kv": store}, "auto", secret=b"x")
+    assert set(exports.handles["kv"].ways) == {"cuda-ipc", "tcp"}
+    exports.close()
+    monkeypatch.setenv("HYDRA_DRIVER_SHARES_NOTHING", "1")
+    exports = Exports("E0:1", {"kv": store}, "auto", secret=b"x")
+    assert set(exports.handles["kv"].ways) == {"tcp"}
+    exports.close()
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "cannot be shared" in record.getMessage() and "\n" not in record.getMessage()
+    with pytest.raises(ConfigError, match="cannot be shared"):  # asked for by name
+        Exports("E0:1", {"kv": store}, "cuda-ipc", secret=b"x")
     store.free()
 
 
