@@ -167,8 +167,8 @@ def _copy(copies: list[tuple[int, int, int]], stream: int, to_host: bool) -> Non
 
 
 def _bind(device: torch.device) -> None:
-    """Make the device's primary context, which torch uses too, the one of the calling thread. A new thread has none, and
-    the driver refuses its calls: a mapping that is not closed keeps the memory of an exporter that has died."""
+    """Make the device's primary context, which torch uses too, the one of the calling thread. A new thread has none,
+    and the driver refuses its calls: a mapping that is not closed keeps the memory of an exporter that has died."""
     context = _primary_context(device.index or 0)
     current = ctypes.c_void_p()
     _call("cuCtxGetCurrent", ctypes.byref(current))
