@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
+
+import torch
 
 from hydrainfer.assemble.sizes import quantization_of, torch_device
 from hydrainfer.cache import for_stage
@@ -94,3 +97,11 @@ def runners_for(
         language.capture()
         runners[Lane.LANGUAGE] = language
     return runners
+
+
+def free_unused() -> None:
+    """Free what nothing uses any more: objects that refer to each other, and on CUDA the memory that torch keeps for
+    later allocations, which other processes, and `mem_get_info`, take to be in use."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -246,9 +246,11 @@ def _total_bytes(device: torch.device) -> int:
 
 def _free_bytes(config: ServeConfig, device: torch.device, share: float, weight_bytes: int) -> float:
     """The bytes left for caches. On CUDA, `share` is a share of the device, including this instance's weights, whatever
-    others in the process hold. On a CPU it is a share of half of the free memory."""
+    others in the process hold; memory that torch has reserved and does not use counts as free. On a CPU it is a share
+    of half of the free memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         ours = config.gpu_memory_fraction * share * total - weight_bytes
         return min(free - (1 - config.gpu_memory_fraction) * total, ours) - _CUDA_WORKSPACE_BYTES
     return free_memory_bytes() / 2 * share  # half: other processes need memory, too

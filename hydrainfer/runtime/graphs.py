@@ -180,6 +180,12 @@ class PassGraphs:
         replay()
         return embeddings[:n].clone()  # the next pass overwrites them
 
+    def close(self) -> None:
+        """Free the graphs. From then on the tower computes every pass itself."""
+        self._graphs.clear()
+        if self._passes.through is self:
+            self._passes.through = None
+
 
 def _cuda_capture() -> Capture:
     """A function that captures on the current stream, which is not the default one. All graphs share one memory pool,

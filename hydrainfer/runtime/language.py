@@ -89,8 +89,9 @@ class LanguageRunner:
             self._graphs = None
 
     def close(self) -> None:
-        """Wait for what is running, then end the lane's thread."""
+        """Wait for what is running, then end the lane's thread and free the graphs."""
         self._lane.close()
+        self._graphs = None  # they refer to this runner, and so to the caches
 
     def _execute(self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan) -> StepResult | Read:
         self._before, self._sampled = self._sampled, None

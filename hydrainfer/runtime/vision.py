@@ -67,8 +67,11 @@ class VisionRunner:
             self._graphs = None
 
     def close(self) -> None:
-        """Wait for what is running, then end the lane's thread."""
+        """Wait for what is running, then end the lane's thread and free the graphs."""
         self._lane.close()
+        if self._graphs is not None:
+            self._graphs.close()
+            self._graphs = None
 
     def _place(self, work: EncodeWork) -> _PictureRows:
         request = work.seq.request

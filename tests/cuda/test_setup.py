@@ -31,6 +31,7 @@ def test_instances_of_one_process_have_a_share_each(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total - taken, total))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: taken)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: taken)
     config, described = ServeConfig(model=str(MODEL), gpu_memory_fraction=0.9), read_config(MODEL)
     found = []
     for _ in range(2):
@@ -39,6 +40,20 @@ def test_instances_of_one_process_have_a_share_each(monkeypatch):
         taken += found[-1] + weights
     assert found[0] == found[1] > 15 * GIB
     assert sum(found) + 2 * weights < 0.9 * total
+
+
+def test_memory_that_torch_keeps_and_does_not_use_is_free(monkeypatch):
+    """A closed LLM's memory stays reserved as long as a piece of it is in use: the next one found no memory for its
+    caches."""
+    config, described = ServeConfig(model=str(MODEL), gpu_memory_fraction=0.9), read_config(MODEL)
+    found = []
+    for reserved, allocated in ((0, 0), (30 * GIB, 14 * GIB), (30 * GIB, 30 * GIB)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, n=reserved: (80 * GIB - n, 80 * GIB))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, n=reserved: n)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device, n=allocated: n)
+        sizes = cache_sizes(config, described, Role.parse("EPD"), "bfloat16", CUDA, 4096, 1.0, 0)
+        found.append(sum(spec.block_bytes * n for spec, n in sizes.blocks.items()))
+    assert [round((found[0] - n) / GIB, 1) for n in found] == [0.0, 14.0, 30.0]
 
 
 def test_cudnn_makes_no_plan_per_shape():
@@ -93,6 +108,8 @@ def test_lanes_begin_after_what_was_set_up(monkeypatch):
     monkeypatch.setattr(assembling, "BlockStore", store)
     monkeypatch.setattr(assembling, "_scheduler", scheduler)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: steps.append("fence"))
     around = SimpleNamespace(node=None)
     with pytest.raises(Stop):
