@@ -17,7 +17,19 @@ from benchmarks.record import write_result
 TOOLS = ("git", "ninja", "nvcc", "g++", "make", "nvidia-smi", "ncu", "compute-sanitizer")
 COMMANDS = (("nvidia-smi",), ("df", "-h"), ("free", "-m"), ("nvcc", "--version"))
 IMPORTS = ("torch", "transformers", "flashinfer", "hydrainfer.serving", "hydrainfer")
-PACKAGES = (*IMPORTS[:3], "tvm_ffi", "msgspec", "zmq", "fastapi", "uvicorn", "orjson", "llguidance", "ray", "av", "gguf")
+PACKAGES = (
+    *IMPORTS[:3],
+    "tvm_ffi",
+    "msgspec",
+    "zmq",
+    "fastapi",
+    "uvicorn",
+    "orjson",
+    "llguidance",
+    "ray",
+    "av",
+    "gguf",
+)
 _COMMAND_S = 15.0
 
 

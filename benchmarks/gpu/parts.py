@@ -105,7 +105,7 @@ def _checkpoint(p: Place) -> list[str]:
 
 def _sanitizer(p: Place) -> list[str]:
     tool = ["benchmarks.gpu.under", "compute-sanitizer", "--error-exitcode", "1", "--"]
-    return [*tool, "benchmarks.gpu.check_kernels", "--device", p.device]
+    return [*tool, "benchmarks.gpu.probes", "kernels", "replay", "--device", p.device, "--models", str(p.models)]
 
 
 def _again(p: Place) -> list[str]:
@@ -143,19 +143,28 @@ STEPS: tuple[Step, ...] = (
         150,
         (
             _tests("test_whole", 150),
-            _tests("test_ops", 120),
-            _tests("test_cuda_transports", 60),
             Part("sanitizer", 150, _sanitizer),
-            _own("rates", "truth", 60),
+            _tests("test_ops", 120),
+            _tests("test_cuda_transports", 90),
+            _tests("test_cuda", 120),
         ),
         at_once=4,
         told=True,
     ),
-    Step("micro", 400, (*_micro("graphs", 120), *_micro("flashinfer", 40, "--cases", "3"), *_micro("sdpa", 40, "--cases", "3"))),
+    Step(
+        "micro",
+        400,
+        (
+            *_micro("graphs", 120),
+            *_micro("flashinfer", 40, "--cases", "3"),
+            *_micro("sdpa", 40, "--cases", "3"),
+        ),
+    ),
     Step(
         "moves",
-        90,
+        100,
         (
+            _own("rates", "truth", 40),
             _own("moves", "moves", 30),
             _own("killed", "moves", 30, "--killed"),
             _own("nccl", "moves", 30, "--nccl"),

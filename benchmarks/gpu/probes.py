@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from benchmarks.floors import fastest_s, waits_for
 from benchmarks.gpu.parts import PROBES
 from benchmarks.gpu.shapes import device_of
-from hydrainfer.ops import KV, AttentionBatch, Captured, OpSet, Segments, reference, select_ops
+from hydrainfer.ops import KV, AttentionBatch, Captured, OpSet, Segments, block_copier, reference, select_ops
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_TOKENS = 8, 2, 128, 16
 _TOLERANCE = 4e-2
@@ -91,6 +91,14 @@ def kernels(device: torch.device, models: Path) -> str:  # noqa: ARG001 - as all
         write(qk, fresh.values, turns.cos(), turns.sin(), copy, batch)
         sides.append((qk, *copy))
     worst = max(worst, *(_difference(a, b) for a, b in zip(*sides)))
+    copy_blocks = block_copier(device)
+    if copy_blocks is not None:
+        to, source = (torch.randint(0, 256, (40, 16 << 10), dtype=torch.uint8, device=device) for _ in range(2))
+        into, ids = (torch.randperm(40, device=device)[:17] for _ in range(2))
+        want = to.clone()
+        want[into] = source[ids]
+        copy_blocks(to, into, source, ids)
+        assert torch.equal(to, want), "other blocks were copied"
     return f"largest difference {worst:.4f}"
 
 
@@ -186,7 +194,6 @@ def grouped(device: torch.device, models: Path) -> str:  # noqa: ARG001
 
 def copies(device: torch.device, models: Path) -> str:  # noqa: ARG001
     """Scattered blocks of 512 KiB within the device: by the driver's batched copy, by our kernel, by one copy."""
-    from hydrainfer.ops import block_copier
     from hydrainfer.storage import cuda_ipc
 
     n, size, wait = (8, 4096, waits_for(device)) if device.type == "cpu" else (512, 512 << 10, waits_for(device))
@@ -299,19 +306,17 @@ def _probe(name: str) -> Callable[[torch.device, Path], str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("name", choices=PROBES)
+    parser.add_argument("names", nargs="+", choices=PROBES)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--models", type=Path, required=True)
     args = parser.parse_args()
     device = device_of(args.device)
-    with torch.inference_mode():
-        if args.device == "cuda":
-            with torch.cuda.stream(torch.cuda.Stream(device)):  # captures want one
-                line = _probe(args.name)(device, args.models)
-                torch.cuda.synchronize()
-        else:
-            line = _probe(args.name)(device, args.models)
-    print(f"ok: {line}")
+    stream = torch.cuda.Stream(device) if args.device == "cuda" else None  # captures want one
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for name in args.names:
+            line = _probe(name)(device, args.models)
+            waits_for(device)()
+            print(f"ok: {line}")
 
 
 if __name__ == "__main__":
