@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
-# One step of a session on a lent GPU (benchmarks/gpu), with the environment's own python and torch; packages that are
-# missing there may lie as wheels in $WHEELS. JSON and a summary in words go to $OUT.
-#   bash benchmarks/gpu_session.sh 1            on a GPU
-#   bash benchmarks/gpu_session.sh 1 --device cpu    a dry run of every part of the step, with tiny shapes
+# Steps of a session on a lent GPU (benchmarks/gpu), with the environment's own python and torch. Packages that it lacks
+# may lie in a folder on PYTHONPATH. Results stay in one folder ($RESULTS); one archive of it and a summary go to $OUT.
+#   bash benchmarks/gpu_session.sh look truth                 on a GPU
+#   bash benchmarks/gpu_session.sh look truth --device cpu    a dry run of every part of these steps, with tiny shapes
 set -uo pipefail
 cd "$(dirname "$0")/.."
-PY=${PYTHON:-python3}
-[ -n "${WHEELS:-}" ] && "$PY" -m pip install --quiet --no-index --no-deps "$WHEELS"/*.whl
-export CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
-exec "$PY" -m benchmarks.gpu "$@" --out "${OUT:-benchmarks/results/gpu}"
+export CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1
+exec "${PYTHON:-python3}" -m benchmarks.gpu "$@"

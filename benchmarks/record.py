@@ -54,12 +54,19 @@ def from_root(path: Path) -> str:
 
 
 def revision() -> str:
-    """The commit, marked `+changes` if tracked files differ from it or package files are untracked."""
-    head, status = (
-        subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-        for args in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "hydrainfer", "kernels", "benchmarks/*.py"])
-    )
-    return (head or "unknown") + ("+changes" if status else "")
+    """The commit, marked `+changes` if tracked files differ from it or package files are untracked. Where git cannot
+    tell, `$HYDRAINFER_REVISION` or "unknown"."""
+    try:
+        head, status = (
+            subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+            for args in (
+                ["rev-parse", "HEAD"],
+                ["status", "--porcelain", "--", "hydrainfer", "kernels", "benchmarks/*.py"],
+            )
+        )
+    except OSError:  # there is no git
+        head = status = ""
+    return head + ("+changes" if status else "") if head else os.environ.get("HYDRAINFER_REVISION", "unknown")
 
 
 def hardware() -> dict[str, Any]:

@@ -108,11 +108,13 @@ def draw(model: Model, seed: int = 0) -> None:
             weight.fill_(1.0 if name.endswith("weight") else 0.0)
 
 
+INDEX = "model.safetensors.index.json"
+_SHARD_BYTES = 2 << 30
+
+
 def make_checkpoint(out: Path, device: torch.device) -> None:
     """A checkpoint that any part of the project loads: a tiny one's tokenizer and preprocessing with the shapes of
-    LLaVA-1.5-7B (14 GB; on a CPU those of the tiny one) and weights drawn on the device."""
-    from safetensors.torch import save_file
-
+    LLaVA-1.5-7B (14 GB; on a CPU those of the tiny one) and weights drawn on the device. The index is written last."""
     dry = device.type == "cpu"
     make_llava(out, image_size=56 if dry else VISION["image_size"])
     if not dry:
@@ -120,8 +122,24 @@ def make_checkpoint(out: Path, device: torch.device) -> None:
         config["text_config"] |= TEXT
         config["vision_config"] |= VISION
         (out / "config.json").write_text(json.dumps(config))
-    weights = {}
-    for name, slot in random_model(out, device, "bfloat16").slots().items():
+    slots = random_model(out, device, "bfloat16").slots()
+    (out / "model.safetensors").unlink()
+    written: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+    for name, slot in slots.items():
         assert isinstance(slot.into, torch.Tensor)
-        weights[name] = slot.into.cpu().reshape(slot.expected).contiguous()
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+        shard[name] = slot.into.cpu().reshape(slot.expected).contiguous()
+        if sum(weight.nbytes for weight in shard.values()) > _SHARD_BYTES:
+            _save_shard(out, shard, written)
+    _save_shard(out, shard, written)
+    (out / INDEX).write_text(json.dumps({"weight_map": written}))
+
+
+def _save_shard(out: Path, shard: dict[str, torch.Tensor], written: dict[str, str]) -> None:
+    """Write the tensors to a file of their own, note its name, and forget them: so the host never holds all."""
+    from safetensors.torch import save_file
+
+    file = f"model-{len(set(written.values())) + 1:05}.safetensors"
+    save_file(shard, out / file, metadata={"format": "pt"})
+    written |= dict.fromkeys(shard, file)
+    shard.clear()

@@ -14,11 +14,13 @@ from hydrainfer.runtime.graphs import PassGraphs
 from hydrainfer.runtime.sampler import choose
 from hydrainfer.runtime.sampling import plan_sampling
 from tests.checkpoints_qwen import make_qwen
-from tests.ops.test_variants import BATCHES, DTYPES, close, paged, random
+from tests.ops.test_variants import BATCHES, close, paged, random
 from tests.runtime.test_graphs import pictures_of
 from tests.runtime.test_sampler import some_logits, work
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+DTYPES = (torch.float32, torch.bfloat16)  # the main path is in bfloat16; FlashInfer's modules are carried for no other
 
 
 def moved(cache: KV, batch: AttentionBatch, device: torch.device) -> tuple[KV, AttentionBatch]:
@@ -29,7 +31,7 @@ def moved(cache: KV, batch: AttentionBatch, device: torch.device) -> tuple[KV, A
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (28, 4)])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("shape", BATCHES)
 def test_a_layer(device, dtype, heads, kv_heads, head_dim, shape):
     """Rope, the write of keys and values, attention, by whatever is chosen here."""
