@@ -25,16 +25,8 @@ from hydrainfer.config import cache_folder
 
 PACKAGES = (
     *("msgspec", "pyzmq", "orjson", "fastapi", "starlette", "pydantic", "pydantic_core", "typing-inspection"),
-    *(
-        "annotated-types",
-        "annotated-doc",
-        "limits",
-        "Deprecated",
-        "uvicorn",
-        "httptools",
-        "apache-tvm-ffi",
-        "llguidance",
-    ),
+    *("annotated-types", "annotated-doc", "opentelemetry-api", "typing-extensions", "limits", "Deprecated", "uvicorn"),
+    *("httptools", "apache-tvm-ffi", "llguidance"),
 )
 FLASHINFER = "flashinfer-python"
 _NEEDS = ("einops", "tabulate", "nvidia-ml-py", "requests", "urllib3", "idna", "certifi", "charset-normalizer", "tqdm")
@@ -83,13 +75,17 @@ def build_modules(source: Path, needs: Path, cache: Path, arch: str) -> dict[str
     subprocess.run(
         ["ar", "rc", stubs / "libcuda.a"], check=True
     )  # modules name the driver's library and use none of it
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, (source, needs, ROOT))),
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),  # for ninja
-        "FLASHINFER_CUDA_ARCH_LIST": arch,
-        "FLASHINFER_WORKSPACE_BASE": str(cache),
-        "FLASHINFER_EXTRA_LDFLAGS": f"-L{stubs}",
-    }
+    environment = (
+        {"CUDA_HOME": "/usr/local/cuda"}
+        | os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(map(str, (source, needs, ROOT))),
+            "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),  # for ninja
+            "FLASHINFER_CUDA_ARCH_LIST": arch,
+            "FLASHINFER_WORKSPACE_BASE": str(cache),
+            "FLASHINFER_EXTRA_LDFLAGS": f"-L{stubs}",
+        }
+    )
     command = [sys.executable, "-m", "benchmarks.gpu.modules"]
     done = subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
