@@ -298,7 +298,7 @@ def _family(kind: str) -> Callable[[torch.device, Path], str]:
     return probe
 
 
-def _probe(name: str) -> Callable[[torch.device, Path], str]:
+def probe_of(name: str) -> Callable[[torch.device, Path], str]:
     """The function of that name, or else the family's."""
     found: Callable[[torch.device, Path], str] | None = globals().get(name)
     return _family(name) if found is None else found
@@ -314,7 +314,7 @@ def main() -> None:
     stream = torch.cuda.Stream(device) if args.device == "cuda" else None  # captures want one
     with torch.inference_mode(), torch.cuda.stream(stream):
         for name in args.names:
-            line = _probe(name)(device, args.models)
+            line = probe_of(name)(device, args.models)
             waits_for(device)()
             print(f"ok: {line}")
 

@@ -24,7 +24,7 @@ from benchmarks.gpu.parts import WAYS
 from benchmarks.gpu.shapes import INDEX, device_of, make_checkpoint
 from benchmarks.record import write_result
 from hydrainfer import LLM, SamplingParams
-from hydrainfer.core import Lane, StepBatch, TokenWork
+from hydrainfer.core import Lane
 from hydrainfer.runtime.lane import LaneThread
 
 
@@ -49,7 +49,7 @@ class Steps:
         launch = getattr(LaneThread, name)
 
         def timed(lane: LaneThread, item: Any, *stream: torch.cuda.Stream) -> None:
-            if not _decodes_alone(item.batch):
+            if item.batch.lane is not Lane.LANGUAGE or not item.batch.decodes_only:
                 return launch(lane, item, *stream)
             events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) if stream else ()
             for event in events[:1]:
@@ -78,12 +78,6 @@ class Steps:
             found["device_ms"] = statistics.median(start.elapsed_time(end) for start, end in self.marks)
             found["gap_ms"] = statistics.median(before[1].elapsed_time(after[0]) for before, after in pairs)
         return found
-
-
-def _decodes_alone(batch: StepBatch) -> bool:
-    if batch.lane is not Lane.LANGUAGE:
-        return False
-    return all(isinstance(work, TokenWork) and work.count == 1 and work.sample for work in batch.items)
 
 
 def measure(model: Path, options: dict[str, Any], n: int, size: int, n_tokens: int) -> dict[str, Any]:
