@@ -190,7 +190,8 @@ async def _gather(
         )
         ids, asked = stream.prepared.prompts[0], stream.prepared.sampling.prompt_logprobs is not None
         likely = (None, *stream.prompt_logprobs[0]) if asked else ()
-        return RequestOutput(stream.prepared.id, _text_of(instance, ids) if text is None else text, ids, outputs, likely)
+        prompt = _text_of(instance, ids) if text is None else text
+        return RequestOutput(stream.prepared.id, prompt, ids, outputs, likely)
 
     tasks = [asyncio.ensure_future(one(*item)) for item in work]
     try:

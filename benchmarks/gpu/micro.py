@@ -5,16 +5,20 @@ of arithmetic and memory traffic (`planner.costs.cost_of`) at the rates that the
 `sdpa`, attention by torch; `flashinfer`; `graphs`, FlashInfer with decodes and few pictures replayed from CUDA
 graphs. With `graphs` also encode beside decode, with and without priority of the language lane, and what each stage
 spends its time on. Every case is written as soon as it is measured.
+
+A case has up to three times: `p50_s`, a batch alone, from its launch to its result; for decodes `ahead_s`, from result
+to result with two batches in flight, as a server computes them; on a GPU `device_s`, what a batch takes the lane's
+stream. `of_floor` is `ahead_s` by the floor for decodes, `p50_s` by the floor for others.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,9 +27,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.floors import Rates, measure_rates
-from benchmarks.gpu.shapes import MODELS, PICTURES, TINY, Room, Shape, device_of, folder_of, random_model
+from benchmarks.gpu.shapes import MODELS, PICTURES, TINY, Shape, device_of, folder_of, random_model
 from benchmarks.record import write_result
-from hydrainfer.assemble.rig import Rig
+from hydrainfer.assemble.rig import Rig, pictures_of
 from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CostModel
@@ -39,6 +43,7 @@ QUESTION = (__doc__ or "").splitlines()[0]
 _LEAST_S, _LEAST_RUNS, _MOST_RUNS = 0.4, 5, 30
 _BESIDE_S = 1.5
 _TOP = 20
+_TIMES = {"p50_s": "alone", "ahead_s": "with two in flight", "device_s": "on the device"}
 
 
 def title(work: BatchShape) -> str:
@@ -77,25 +82,29 @@ class Bench:
         settings = {"model": self.name, "mode": self.mode, "device": self.device.type}
         write_result("gpu.micro", QUESTION, settings, self.results, self.out)
 
-    def rig(self, room: Room, n_pictures: int, priority: int = -1) -> Rig:
-        return Rig(self.config, [self.shape.size], n_pictures, room.n_sequences, room.n_context, self.model, priority)
+    def pictures(self, n: int) -> BatchShape:
+        (tokens,) = pictures_of(self.model.config, [self.shape.size])
+        return BatchShape(pictures=n, tokens=tokens)
 
-    def works(self, quick: bool = False) -> Iterator[tuple[Rig, list[BatchShape]]]:
-        """Rigs, one after the other, with the batches to run on each."""
-        for i, room in enumerate(self.shape.rooms[:1] if quick else self.shape.rooms):
-            rig = self.rig(room, (1 if quick else max(PICTURES)) if i == 0 else 1)
-            pictures = [BatchShape(pictures=n, tokens=rig.picture_tokens[0]) for n in ((1,) if quick else PICTURES)]
-            language = list(room.works)
-            if quick:
-                language = [next(w for w in language if w.decodes), next(w for w in language if w.chunk)]
-            try:
-                yield rig, [*(pictures if i == 0 else ()), *language]
-            finally:
-                rig.close()
-                del rig
-                gc.collect()
-                if not self.dry:
-                    torch.cuda.empty_cache()
+    def works(self, n_cases: int | None = None) -> list[BatchShape]:
+        """The batches to measure; of `n_cases`, a decode, a prefill and an encode in turn."""
+        pictures = [self.pictures(n) for n in PICTURES]
+        language = [work for room in self.shape.rooms for work in room.works]
+        if n_cases is None:
+            return [*pictures, *language]
+        decodes, chunks = [w for w in language if w.decodes], [w for w in language if not w.decodes]
+        turns = itertools.chain.from_iterable(itertools.zip_longest(decodes, chunks, pictures))
+        return [work for work in turns if work is not None][:n_cases]
+
+    def on_rig(self, works: Sequence[BatchShape], use: Callable[[Rig], None], priority: int = -1) -> None:
+        """Call `use` with a rig for these batches, which is freed before this returns: two do not fit a GPU."""
+        n_pictures = max((work.pictures for work in works), default=0)
+        language = [work for work in works if not work.is_vision]
+        rig = Rig(self.config, [self.shape.size], n_pictures, language, self.model, priority)
+        try:
+            use(rig)
+        finally:
+            rig.close()
 
     def floor_s(self, work: BatchShape) -> float:
         if work.is_vision:
@@ -104,35 +113,42 @@ class Bench:
         return self.floor.language_s(work.chunk, pairs, work.decodes, contexts)
 
     def measure(self, rig: Rig, work: BatchShape) -> float:
-        """Run one case, keep it, and return its median."""
+        """Run one case, keep it, and return the median of the batch alone."""
         rig.run(work)
         took = [rig.run(work)]
         least_s, most = (0.0, 2) if self.dry else (_LEAST_S, _MOST_RUNS)
         while (sum(took) < least_s or len(took) < _LEAST_RUNS) and len(took) < most:
             took.append(rig.run(work))
         p50_s, floor_s = statistics.median(took), self.floor_s(work)
-        case = {"p50_s": p50_s, "min_s": min(took), "n": len(took), "floor_s": floor_s, "of_floor": p50_s / floor_s}
+        case = {"p50_s": p50_s, "min_s": min(took), "n": len(took), "floor_s": floor_s}
+        judged = "p50_s"
+        if work.decodes and not work.chunk:
+            judged = "ahead_s"
+            case[judged] = statistics.median(rig.run_ahead(work, least_s, 2 if self.dry else _LEAST_RUNS))
+        if device_s := rig.device_times(work, min(len(took), _LEAST_RUNS)):
+            case["device_s"] = statistics.median(device_s)
+        case["of_floor"] = case[judged] / floor_s
         self.results["cases"][title(work)] = case
-        print(f"{title(work)}: {p50_s * 1e3:.2f} ms, {p50_s / floor_s:.2f} × its floor", flush=True)
+        times = ", ".join(f"{case[key] * 1e3:.2f} ms {words}" for key, words in _TIMES.items() if key in case)
+        print(f"{title(work)}: {times}; {case['of_floor']:.2f} × its floor", flush=True)
         self.keep()
         return p50_s
 
     def beside(self, priority: int) -> None:
         """Encode beside decode: the sum of both lanes' speeds, where 1 is taking turns."""
-        room = self.shape.rooms[0]
-        rig = self.rig(room, 8, priority)
-        try:
-            decode = max((w for w in room.works if w.decodes), key=lambda w: (w.decodes, -w.context))
-            vision = BatchShape(pictures=8, tokens=rig.picture_tokens[0])
+        decode = max((w for w in self.shape.rooms[0].works if w.decodes), key=lambda w: (w.decodes, -w.context))
+        vision = self.pictures(8)
+
+        def both(rig: Rig) -> None:
             alone = [self.measure(rig, vision), self.measure(rig, decode)]
             vision_s, decode_s = rig.run_beside(vision, decode, 0.05 if self.dry else _BESIDE_S, 2)
             medians = [statistics.median(vision_s), statistics.median(decode_s)]
-        finally:
-            rig.close()
-        speeds = [a / b for a, b in zip(alone, medians)]
-        self.results[f"beside, priority {priority}"] = {"alone_s": alone, "beside_s": medians, "speed": sum(speeds)}
-        print(f"encode beside decode, priority {priority}: {sum(speeds):.2f} × one after the other", flush=True)
-        self.keep()
+            speed = sum(a / b for a, b in zip(alone, medians))
+            self.results[f"beside, priority {priority}"] = {"alone_s": alone, "beside_s": medians, "speed": speed}
+            print(f"encode beside decode, priority {priority}: {speed:.2f} × one after the other", flush=True)
+            self.keep()
+
+        self.on_rig([vision, decode], both, priority)
 
     def profile(self, rig: Rig, work: BatchShape, runs: int = 3) -> list[tuple[str, float, int]]:
         """(operator or kernel, microseconds, calls) of what takes longest, of all threads."""
@@ -184,34 +200,42 @@ def furthest(out: Path) -> tuple[str, str]:
 
 
 def again(bench: Bench, case: str, once: bool) -> None:
-    for rig, works in bench.works():
-        for work in works:
-            if title(work) == case and once:
-                rig.run(work)
-            elif title(work) == case:
-                bench.measure(rig, work)
-                bench.results["profile"] = {case: bench.profile(rig, work)}
-                bench.keep()
+    work = next(work for work in bench.works() if title(work) == case)
+
+    def run(rig: Rig) -> None:
+        if once:
+            rig.run(work)
+            return
+        bench.measure(rig, work)
+        bench.results["profile"] = {case: bench.profile(rig, work)}
+        bench.keep()
+
+    bench.on_rig([work], run)
 
 
-def measure_all(bench: Bench, quick: bool) -> None:
-    for i, (rig, works) in enumerate(bench.works(quick)):
+def measure_all(bench: Bench, n_cases: int | None) -> None:
+    """Measure every case, or `n_cases`. With graphs and all cases, also the profiles of the largest of each stage, and
+    both lanes side by side."""
+    works, whole = bench.works(n_cases), bench.mode == "graphs" and n_cases is None
+
+    def run(rig: Rig) -> None:
         for work in works:
             bench.measure(rig, work)
-        if i == 0 and bench.mode == "graphs" and not quick:
+        if whole:
             last = {title(w).split()[0]: w for w in works}  # the largest of each stage
             bench.results["profile"] = {title(w): bench.profile(rig, w) for w in last.values()}
             bench.keep()
-    if bench.mode == "graphs" and not quick:
-        for priority in (-1, 0):
-            bench.beside(priority)
+
+    bench.on_rig(works, run)
+    for priority in (-1, 0) if whole else ():
+        bench.beside(priority)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
     parser.add_argument("--model", choices=list(MODELS))
     parser.add_argument("--mode", choices=MODES, default="graphs")
-    parser.add_argument("--quick", action="store_true", help="one case of each stage: everything is compiled")
+    parser.add_argument("--cases", type=int, help="only so many cases: a decode, a prefill, an encode, and so on")
     parser.add_argument("--again", type=Path, help="the case furthest from its floor, of step 2's results here")
     parser.add_argument("--once", action="store_true", help="with --again: run it once")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -227,7 +251,7 @@ def main() -> None:
         print(f"{case} of {args.model}")
         again(bench, case, args.once)
     else:
-        measure_all(bench, args.quick)
+        measure_all(bench, args.cases)
 
 
 if __name__ == "__main__":

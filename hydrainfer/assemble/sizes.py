@@ -157,7 +157,7 @@ def cache_sizes(
     options = {spec.size_option: getattr(config, spec.size_option) for spec in specs}
     given = {option: int(gib * GIB) for option, gib in options.items() if gib is not None}
     _check_given(given, specs, wishes)
-    sizes = size_caches(specs, wishes, _free_bytes(config, device, share, weight_bytes), given)
+    sizes = size_caches(specs, wishes, free_bytes(config, device, share, weight_bytes), given)
     if too_small(sizes, wishes):
         wants = [f"{spec.size_noun} {spec.least(wishes) * spec.block_bytes}" for spec in specs]
         raise ConfigError(
@@ -244,7 +244,7 @@ def _total_bytes(device: torch.device) -> int:
     return memory_bytes()
 
 
-def _free_bytes(config: ServeConfig, device: torch.device, share: float, weight_bytes: int) -> float:
+def free_bytes(config: ServeConfig, device: torch.device, share: float, weight_bytes: int) -> float:
     """The bytes left for caches. On CUDA, `share` is a share of the device, including this instance's weights, whatever
     others in the process hold; memory that torch has reserved and does not use counts as free. On a CPU it is a share
     of half of the free memory."""

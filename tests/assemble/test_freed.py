@@ -16,6 +16,7 @@ from hydrainfer.models import Model
 from hydrainfer.runtime.graphs import DecodeGraphs, PassGraphs
 from hydrainfer.storage import BlockStore
 from tests.checkpoints import make_llava, make_picture
+from tests.memory import graph_double, watch_caches
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -30,13 +31,8 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture
 def captures(monkeypatch):
     """Graphs that compute a step anew."""
-
-    def capture(run):
-        hidden = run()
-        return lambda: hidden.copy_(run()), hidden
-
-    monkeypatch.setattr(assembling, "capture_for", lambda _: capture)
-    monkeypatch.setattr(assembling, "capture_passes_for", lambda _: capture)
+    monkeypatch.setattr(assembling, "capture_for", lambda _: graph_double)
+    monkeypatch.setattr(assembling, "capture_passes_for", lambda _: graph_double)
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ def born(monkeypatch):
 
     for kind in HELD:
         monkeypatch.setattr(kind, "__init__", noted(kind))
-    yield found
+    return found
 
 
 def alive(born) -> list[str]:
@@ -68,17 +64,17 @@ def chat():
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
-def test_a_closed_llm_holds_nothing_and_another_one_works(checkpoint, captures, born, layout):
-    answers = []
+def test_a_closed_llm_holds_nothing_and_another_one_works(checkpoint, captures, born, layout, monkeypatch):
+    answers, n_caches = [], watch_caches(monkeypatch)
     gc.disable()  # what is freed is freed by `close`
     try:
         for _ in range(2):
-            assert not alive(born)
+            assert not alive(born) and not n_caches()
             with LLM(checkpoint, device="cpu", threads=1, layout=layout, launcher="inproc") as llm:
                 (answer,) = llm.chat([chat()], GREEDY, use_tqdm=False)
-                assert {name for name, _ in born} == {kind.__name__ for kind in HELD}
+                assert n_caches() and {name for name, _ in born} == {kind.__name__ for kind in HELD}
             answers.append(answer.outputs[0].token_ids)
-            assert not alive(born)
+            assert not alive(born) and not n_caches()
             for call in (lambda llm=llm: llm.chat(chat()), llm.get_default_sampling_params):
                 with pytest.raises(Unavailable, match="this LLM has been closed; make another one"):
                     call()
