@@ -1,12 +1,12 @@
 """What a bare GPU machine without network lacks, in one folder that travels with the working tree.
 
     python -m benchmarks.gpu.carry .gpu            (here, without a GPU; then copy the tree and .gpu to that machine)
-    PYTHONPATH=.gpu/site:. ...                     (there; benchmarks/gpu_session.sh does it)
+    bash benchmarks/gpu_session.sh look            (there; it unpacks .gpu and puts it on PYTHONPATH)
 
-The machine has torch, transformers and nvcc. `site` gets the other packages that an instance and its server need, and
-FlashInfer cut down to what attention needs, with its modules compiled for the GPU (`FLASHINFER_DISABLE_JIT=1` then holds
-that nothing is compiled there). Ray, PyAV and gguf are left out. Builds are kept in the cache folder: a second run only
-copies. Ends with an error if the folder is larger than `--limit-mib`.
+The machine has torch, transformers and nvcc. The archive has the other packages that an instance and its server need,
+and FlashInfer cut down to what attention needs, with its modules compiled for the GPU, so that nothing has to be
+compiled there. Ray, PyAV and gguf are left out. Builds are kept in the cache folder: a second run only copies. Ends
+with an error if the folder is larger than `--limit-mib`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -32,7 +34,7 @@ FLASHINFER = "flashinfer-python"
 _NEEDS = ("einops", "tabulate", "nvidia-ml-py", "requests", "urllib3", "idna", "certifi", "charset-normalizer", "tqdm")
 """Imported by FlashInfer; the machine has them, this one may not."""
 _PLATFORMS = (*(f"manylinux_2_{minor}" for minor in range(39, 16, -1)), "manylinux2014", "manylinux1")
-_TEMPLATES = "batch_prefill*"  # of FlashInfer's sources: those that a module's name is made with
+_TEMPLATES = ("batch_prefill*", "batch_decode*")  # of FlashInfer's sources: those that modules' names are made with
 _WHOLE = ("jit", "attention")  # packages of FlashInfer that import parts of themselves late
 MIB = 1 << 20
 
@@ -96,7 +98,7 @@ def cut(source: Path, built: dict[str, list[str]], into: Path) -> None:
     package = source / "flashinfer"
     files = {package / name for name in built["files"]}
     files |= {path for name in _WHOLE for path in (package / name).rglob("*.py")}
-    files |= set((package / "data" / "csrc").glob(_TEMPLATES))
+    files |= {path for name in _TEMPLATES for path in (package / "data" / "csrc").glob(name)}
     for path in sorted(files):
         target = into / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -131,13 +133,17 @@ def main(argv: list[str] | None = None) -> int:
         unpack(download(_NEEDS, cache / "needs-wheels", None), needs)
     built = build_modules(source, needs, cache, args.arch)
     shutil.rmtree(args.folder, ignore_errors=True)
-    site = args.folder / "site"
-    unpack(packages, site)
-    others = size_of(site)
-    cut(source, built, site)
+    args.folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as made:
+        site = Path(made)
+        unpack(packages, site)
+        others = size_of(site)
+        cut(source, built, site)
+        print(f"{others / MIB:.1f} MiB of packages, {(size_of(site) - others) / MIB:.1f} MiB of FlashInfer with")
+        with tarfile.open(args.folder / "site.tar.gz", "w:gz", compresslevel=6) as archive:
+            archive.add(site, "site")
     (args.folder / "revision").write_text(revision() + "\n")
     total = size_of(args.folder)
-    print(f"{others / MIB:.1f} MiB of packages, {(total - others) / MIB:.1f} MiB of FlashInfer with")
     print(*(f"  {Path(library).stem}" for library in built["libraries"]), sep="\n")
     print(f"{total / MIB:.1f} MiB in {args.folder}, at most {args.limit_mib:g} wanted")
     return 0 if total <= args.limit_mib * MIB else 1

@@ -1,5 +1,7 @@
-"""Compiles the FlashInfer modules that the session's tests and models ask for; on the last line of stdout, as JSON, the
+"""Compiles the FlashInfer modules that the session's tests and models ask for. The last line of stdout is JSON: the
 libraries, and the files of FlashInfer that were imported. For `benchmarks.gpu.carry`, which sets FlashInfer's variables.
+
+`--load` loads the modules instead, as an installation that may not compile does.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ MODULES = (
 def main() -> None:
     import flashinfer
 
+    if sys.argv[1:] == ["--load"]:
+        for spec in modules_for(MODULES):
+            spec.build_and_load()
+        print(f"{len(MODULES)} modules loaded")
+        return
     libraries = []
     for spec in modules_for(MODULES):
         if spec.get_library_path() != spec.aot_path:
