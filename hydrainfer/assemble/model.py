@@ -12,11 +12,19 @@ from hydrainfer.cache import for_stage
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import Lane, PixelSource, Role, Stage
-from hydrainfer.engine import Runner
 from hydrainfer.grammar import Grammars
-from hydrainfer.models import DTYPES, Model, load_model
+from hydrainfer.models import DTYPES, Model, attentions_of, load_model
 from hydrainfer.ops import select_ops
-from hydrainfer.runtime import LaneThread, LanguageRunner, ThreadCount, VisionRunner, capture_for, capture_passes_for
+from hydrainfer.runtime import (
+    LaneThread,
+    LanguageRunner,
+    ThreadCount,
+    VisionRunner,
+    capture_for,
+    capture_passes_for,
+    no_graphs,
+    no_pass_graphs,
+)
 from hydrainfer.storage import BlockStore
 
 Progress = Callable[[int, int], None]
@@ -41,6 +49,7 @@ def load_for(
         use_native=config.native_kernels,
         threads=n_threads,
         quantization=quantization_of(config, device),
+        attentions=attentions_of(described, role, kind, config.block_tokens),
     )
     return load_model(model_folder(config), role, device, dtype, on_progress, ops, described, pause)
 
@@ -81,9 +90,9 @@ def runners_for(
     stores: Mapping[str, BlockStore],
     pixels: PixelSource,
     grammars: Grammars | None = None,
-) -> dict[Lane, Runner]:
+) -> dict[Lane, VisionRunner | LanguageRunner]:
     """The runner of each lane, with its CUDA graphs captured. `stores`: the caches by name."""
-    runners: dict[Lane, Runner] = {}
+    runners: dict[Lane, VisionRunner | LanguageRunner] = {}
     if model.vision is not None:
         embeds = for_stage((store.spec for store in stores.values()), Stage.ENCODE)
         assert embeds is not None, "a vision tower without a cache for what it makes"
@@ -105,3 +114,17 @@ def free_unused() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def attention_and_graphs(
+    config: ServeConfig, model: Model, runners: Mapping[Lane, VisionRunner | LanguageRunner]
+) -> tuple[str, str]:
+    """What attends over each cache, and what is replayed from CUDA graphs or why not; a line each."""
+    attention = dict(model.ops.chosen)["attention"]
+    caches = attentions_of(model.config, model.role, model.dtype, config.block_tokens)
+    found = []
+    for lane, runner in runners.items():
+        what, why = ("pictures", no_pass_graphs) if lane is Lane.VISION else ("decodes", no_graphs)
+        reason = (why(model) or "capturing failed") if config.cuda_graphs else "cuda_graphs is off"
+        found.append(f"{what}: {'replayed' if runner.has_graphs else f'not replayed, {reason}'}")
+    return "\n".join(f"{each.cache}: {attention}" for each in caches), "\n".join(found)

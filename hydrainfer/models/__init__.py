@@ -8,7 +8,7 @@ from hydrainfer.models.fingerprint import vision_fingerprint
 from hydrainfer.models.layers import Layers
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache, Llama
 from hydrainfer.models.load import DTYPES, load_model
-from hydrainfer.models.model import Model, cache_specs
+from hydrainfer.models.model import Model, attentions_of, cache_specs
 from hydrainfer.models.picture import Bucket, Passes, PatchedPicture, VisionTower
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Passes",
     "PatchedPicture",
     "VisionTower",
+    "attentions_of",
     "cache_specs",
     "load_model",
     "vision_fingerprint",

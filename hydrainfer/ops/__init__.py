@@ -3,9 +3,11 @@
 Called by models. Never holds weights, caches or state of requests; never decides what runs when.
 """
 
+from hydrainfer.ops.alone import alone, settle
 from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, starts_of, visible
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
+from hydrainfer.ops.flashinfer_modules import PagedAttention, modules_for
 from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.memory import rows_in_steps, weights, with_more_rows
 from hydrainfer.ops.native import Decode, PlainLayer
@@ -24,18 +26,22 @@ __all__ = [
     "ExpertWeights",
     "Int8Weight",
     "OpSet",
+    "PagedAttention",
     "PlainLayer",
     "ScanBatch",
     "ScanRows",
     "Segments",
     "Shortlist",
+    "alone",
     "block_copier",
     "computes_sooner",
+    "modules_for",
     "packed_bytes",
     "packing",
     "pausing",
     "rows_in_steps",
     "select_ops",
+    "settle",
     "starts_of",
     "stepping",
     "to_device",

@@ -16,6 +16,7 @@ from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
+from hydrainfer.ops.flashinfer_modules import PagedAttention
 from hydrainfer.ops.int8 import Int8Products, Int8Weight
 from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
@@ -190,7 +191,7 @@ def _cuda(need: Need) -> bool:
 
 
 def _flashinfer(need: Need) -> bool:
-    return need.flashinfer is not None and need.flashinfer.supports(need.dtype, need.head_dim)
+    return need.flashinfer is not None
 
 
 def _flash(need: Need) -> bool:
@@ -279,10 +280,12 @@ def select_ops(
     only: str | None = None,
     threads: int | None = None,
     quantization: Quantization = "none",
+    attentions: Sequence[PagedAttention] | None = None,
 ) -> OpSet:
     """The best supported variant of every operator. `only="reference"` (or another variant's name) restricts the
     choice where that variant exists; `use_native=False` compiles nothing. On a CPU, matrix products are chosen for this
-    number of threads (default: torch's). `quantization` "int8" works on a CPU only."""
+    number of threads (default: torch's). `quantization` "int8" works on a CPU only. `attentions`: those of the model's
+    caches, which FlashInfer must compute correctly to be chosen on CUDA; by default one without anything special."""
     device = torch.device(device)
     assert quantization == "none" or (device.type == "cpu" and only is None)
     if device.type == "cuda":  # cuDNN builds a plan for every new shape; a decode's changes every few tokens
@@ -291,7 +294,9 @@ def select_ops(
     need = Need(device, dtype, head_dim, kernels)
     if use_native and device.type == "cuda":
         cuda, no_cuda = cuda_kernels()
-        flashinfer, no_flashinfer = find_flashinfer(device)
+        if attentions is None:
+            attentions = [PagedAttention("kv", dtype, 8, 8, head_dim, head_dim, head_dim**-0.5)]
+        flashinfer, no_flashinfer = find_flashinfer(device, attentions)
         need = need._replace(cuda=cuda, flashinfer=flashinfer, flash=torch_variants.has_flash_attention(device))
         notes = (*notes, *no_cuda, *no_flashinfer)
     if device.type == "cpu" and only is None:

@@ -4,7 +4,7 @@ Called by the engine through its ports. Never schedules, owns no blocks, changes
 """
 
 from hydrainfer.runtime.emulated import EmulatedDevice, EmulatedRunner, spoken_ids
-from hydrainfer.runtime.graphs import capture_for, capture_passes_for
+from hydrainfer.runtime.graphs import capture_for, capture_passes_for, no_graphs, no_pass_graphs
 from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.language import LanguageRunner
 from hydrainfer.runtime.threads import ThreadCount
@@ -19,5 +19,7 @@ __all__ = [
     "VisionRunner",
     "capture_for",
     "capture_passes_for",
+    "no_graphs",
+    "no_pass_graphs",
     "spoken_ids",
 ]

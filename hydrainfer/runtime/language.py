@@ -88,6 +88,10 @@ class LanguageRunner:
         if not capture_on(self._lane, Lane.LANGUAGE, self.device, lambda: graphs.capture_all(one)):
             self._graphs = None
 
+    @property
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
+
     def close(self) -> None:
         """Wait for what is running, then end the lane's thread and free the graphs."""
         self._lane.close()

@@ -140,9 +140,10 @@ def one_token(caches: Iterable[str], *, multimodal: bool) -> PackedTokens:
 
 
 def padded(p: PackedTokens, n: int) -> PackedTokens:
-    """A batch of decodes, padded to `n` with copies of the first one, which compute and write the same values again.
-    All rows sample."""
-    rows = np.zeros(n, dtype=np.int64)
+    """A batch of decodes, padded to `n` with copies of the one that reads least, which compute and write the same
+    values again. All rows sample."""
+    read = [sum(page.contexts[r] for page in p.paged.values()) for r in range(len(p.ids))]
+    rows = np.full(n, int(np.argmin(read)), dtype=np.int64)
     rows[: len(p.ids)] = np.arange(len(p.ids))
     paged = {
         name: Paged(page.tables[rows], page.lengths[rows], page.slots[rows], [page.contexts[r] for r in rows], [])

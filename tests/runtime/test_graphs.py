@@ -17,6 +17,7 @@ from hydrainfer.models.picture import Squares
 from hydrainfer.models.qwen_tower import QwenVision
 from hydrainfer.ops import OpSet, select_ops, torch_variants
 from hydrainfer.runtime.graphs import ROWS, PassGraphs
+from hydrainfer.runtime.packing import Paged, one_token, padded
 from tests.checkpoints import make_picture
 from tests.checkpoints_qwen import make_qwen
 from tests.runtime.harness import IMAGE, Prompt, Rig
@@ -159,6 +160,20 @@ def test_pictures_of_any_sizes_are_those_without_graphs(tmp_path, monkeypatch, f
     assert captures.replays == sum(size is not None for _, size in passes.values())
     for got, want in kept:
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_is_padded_with_the_decode_that_reads_least():
+    contexts = [8000, 30, 500]
+    tables, lengths = np.array([[1, 2], [3, 4], [5, 6]], np.int32), np.array([8001, 31, 501], np.int32)
+    page = Paged(tables, lengths, np.array([7, 8, 9]), contexts, [])
+    one = one_token(["kv"], multimodal=False)
+    three = replace(one, ids=np.array([10, 11, 12]), positions=np.array(contexts), counts=[1] * 3, paged={"kv": page})
+    five = padded(three, 5)
+    assert five.ids.tolist() == [10, 11, 12, 11, 11] and five.positions.tolist() == [8000, 30, 500, 30, 30]
+    kv = five.paged["kv"]
+    assert kv.contexts == [8000, 30, 500, 30, 30] and kv.lengths.tolist() == [8001, 31, 501, 31, 31]
+    assert kv.slots.tolist() == [7, 8, 9, 8, 8] and kv.tables[:, 0].tolist() == [1, 3, 5, 3, 3]
+    assert five.n_decodes == len(five.counts) == 5
 
 
 def test_a_server_captures_before_its_engine_is_there(checkpoints, monkeypatch):
