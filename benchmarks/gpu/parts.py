@@ -146,6 +146,7 @@ STEPS: tuple[Step, ...] = (
             Part("sanitizer", 150, _sanitizer),
             _tests("test_ops", 120),
             _tests("test_cuda_transports", 90),
+            _tests("test_processes", 120),
             _tests("test_cuda", 120),
         ),
         at_once=4,

@@ -23,7 +23,7 @@ from tests.gpu.alike import ROUNDING, TIE, check_alike
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
-SLOW = {"test_whole", "test_ops", "test_cuda", "test_cuda_transports", "b07"}  # 10 s and more
+SLOW = {"test_whole", "test_ops", "test_cuda", "test_cuda_transports", "test_processes", "b07"}  # 10 s and more
 SLOW |= {f"probe_{name}" for name in ("ipc", "qwen2_vl", "gemma3", "gpt_oss", "qwen3_5")}
 PARTS = [
     pytest.param(part, id=f"{step.name}-{part.name}", marks=[pytest.mark.slow] if part.name in SLOW else [])
