@@ -31,11 +31,12 @@ PARTS = [
     for part in step.parts
 ]
 BARE = """
-import importlib.machinery as machinery
-find = machinery.PathFinder.find_spec
-absent = ("ray", "av", "gguf", "pytest_asyncio", "openai", "decord")
-machinery.PathFinder.find_spec = lambda name, *a, **k: None if name.partition(".")[0] in absent else find(name, *a, **k)
-"""
+import functools
+from importlib.machinery import PathFinder
+def find_spec(find, name, *rest):
+    return None if name.partition(".")[0] in {absent} else find(name, *rest)
+PathFinder.find_spec = functools.partial(find_spec, PathFinder.find_spec)
+""".replace("{absent}", repr(("ray", "av", "gguf", "pytest_asyncio", "openai", "decord")))
 TOOLS = ("bash", "sh", "env", "c++", "g++", "gcc", "cc", "ld", "as", "ninja", "df", "free")
 
 
