@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.gpu.parts import STEPS, Part, Place, Step
 from benchmarks.gpu.targets import summary
 from benchmarks.record import ROOT
+from hydrainfer.machine import n_cores
 
 DRY = 10.0  # times the limits: a rehearsal measures nothing, and may share its processors
 RESERVE_S = 5.0  # of the time of a call: to pack and to print
@@ -38,6 +39,14 @@ Ends = dict[str, dict[str, dict[str, Any]]]
 """How each part ended, by step."""
 
 
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def _die_with_us() -> None:
+    """In a part's process: it ends when this one is killed."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
 def run(part: Part, place: Place, limit_s: float) -> dict[str, Any]:
     """How the part ended. What it prints goes to a file beside its results; it has a process group of its own, so that
     nothing of it is left when its time is up."""
@@ -45,7 +54,12 @@ def run(part: Part, place: Place, limit_s: float) -> dict[str, Any]:
     start_s = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
+            [sys.executable, "-m", *command],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            start_new_session=True,
+            preexec_fn=_die_with_us,
         )
         try:
             code: int | None = process.wait(limit_s)
@@ -82,7 +96,7 @@ class Session:
         parts = [part for part in step.parts if not only or part.name in only]
         end_s = min(self.end_s, time.monotonic() + step.limit_s * self._stretch)
         self.ends[step.name] = self.ends.get(step.name, {}) if only else {}
-        with ThreadPoolExecutor(step.at_once) as threads:
+        with ThreadPoolExecutor(min(step.at_once, n_cores())) as threads:
             ended = list(threads.map(lambda part: self._part(step, part, end_s), parts))
         return all(ended)
 

@@ -190,13 +190,13 @@ def _floors(model: str, dtype: str, rates: Rates) -> CostModel:
 
 
 def furthest(out: Path) -> tuple[str, str]:
-    """(model, case) of step 2 that is furthest from its floor, of those in the fastest mode that ran."""
+    """(model, case) of step `micro` that is furthest from its floor, of those in the fastest mode that ran."""
     for mode in MODES:
         files = [json.loads(f.read_text())["results"] for f in sorted(out.glob(f"micro_*_{mode}.json"))]
         rows = [(case["of_floor"], r["model"], name) for r in files for name, case in r["cases"].items()]
         if rows:
             return max(rows)[1:]
-    raise SystemExit(f"no results of step 2 in {out}")
+    raise SystemExit(f"no results of step micro in {out}")
 
 
 def again(bench: Bench, case: str, once: bool) -> None:
@@ -236,7 +236,9 @@ def main() -> None:
     parser.add_argument("--model", choices=list(MODELS))
     parser.add_argument("--mode", choices=MODES, default="graphs")
     parser.add_argument("--cases", type=int, help="only so many cases: a decode, a prefill, an encode, and so on")
-    parser.add_argument("--again", type=Path, help="the case furthest from its floor, of step 2's results here")
+    parser.add_argument(
+        "--again", type=Path, help="the case furthest from its floor, of the results of step micro here"
+    )
     parser.add_argument("--once", action="store_true", help="with --again: run it once")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--out", type=Path, required=True)

@@ -46,7 +46,8 @@ class Part(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Parts, so many of them `at_once`, which must not disturb each other's measurements. `limit_s`: of all together.
+    """Parts, so many of them `at_once`, on a machine with 16 cores; those of more than one must not be disturbed by
+    each other. `limit_s`: of all together.
     `told`: the last line of each part is part of the summary."""
 
     name: str
@@ -76,7 +77,7 @@ def _tests(name: str, limit_s: float) -> Part:
     def command(p: Place) -> list[str]:
         few = ["--few"] if p.dry else []
         there = ["--device", p.device, "--models", str(p.models), *few]
-        return ["pytest", f"tests/gpu/{name}.py", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short", *there]
+        return ["pytest", f"tests/gpu/{name}.py", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short", "-rP", *there]
 
     return Part(name, limit_s, command)
 
@@ -137,7 +138,7 @@ def _micro(mode: str, limit_s: float, *args: str) -> tuple[Part, ...]:
 
 
 STEPS: tuple[Step, ...] = (
-    Step("look", 150, (_own("look", "look", 120), *map(_probe, PROBES)), at_once=4, told=True),
+    Step("look", 150, (_own("look", "look", 120), *map(_probe, PROBES)), at_once=6, told=True),
     Step(
         "truth",
         150,
@@ -146,6 +147,7 @@ STEPS: tuple[Step, ...] = (
             Part("sanitizer", 150, _sanitizer),
             _tests("test_ops", 120),
             _tests("test_cuda_transports", 90),
+            _tests("test_processes", 120),
             _tests("test_cuda", 120),
         ),
         at_once=4,

@@ -23,7 +23,7 @@ from tests.gpu.alike import ROUNDING, TIE, check_alike
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
-SLOW = {"test_whole", "test_ops", "test_cuda", "test_cuda_transports", "b07"}  # 10 s and more
+SLOW = {"test_whole", "test_ops", "test_cuda", "test_cuda_transports", "test_processes", "b07"}  # 10 s and more
 SLOW |= {f"probe_{name}" for name in ("ipc", "qwen2_vl", "gemma3", "gpt_oss", "qwen3_5")}
 PARTS = [
     pytest.param(part, id=f"{step.name}-{part.name}", marks=[pytest.mark.slow] if part.name in SLOW else [])
@@ -31,11 +31,12 @@ PARTS = [
     for part in step.parts
 ]
 BARE = """
-import importlib.machinery as machinery
-find = machinery.PathFinder.find_spec
-absent = ("ray", "av", "gguf", "pytest_asyncio", "openai", "decord")
-machinery.PathFinder.find_spec = lambda name, *a, **k: None if name.partition(".")[0] in absent else find(name, *a, **k)
-"""
+import functools
+from importlib.machinery import PathFinder
+def find_spec(find, name, *rest):
+    return None if name.partition(".")[0] in {absent} else find(name, *rest)
+PathFinder.find_spec = functools.partial(find_spec, PathFinder.find_spec)
+""".replace("{absent}", repr(("ray", "av", "gguf", "pytest_asyncio", "openai", "decord")))
 TOOLS = ("bash", "sh", "env", "c++", "g++", "gcc", "cc", "ld", "as", "ninja", "df", "free")
 
 
