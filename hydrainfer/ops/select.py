@@ -28,7 +28,7 @@ from hydrainfer.ops.shortlist import Shortlist
 class Need(NamedTuple):
     """The conditions that a variant must support. `native`: the compiled kernels, if they are wanted and built.
     `products`: matrix products chosen by measurement, on a CPU; `segments`: the variant of `attention_segments` chosen
-    likewise. `flash`: torch's FlashAttention supports the device."""
+    likewise. `flash`, `grouped`: torch's FlashAttention and its grouped matrix products support the device."""
 
     device: torch.device
     dtype: torch.dtype
@@ -39,6 +39,7 @@ class Need(NamedTuple):
     cuda: CudaKernels | None = None
     flashinfer: FlashInfer | None = None
     flash: bool = False
+    grouped: bool = False
 
 
 class Variant(NamedTuple):
@@ -198,6 +199,10 @@ def _flash(need: Need) -> bool:
     return need.flash and need.dtype in (torch.bfloat16, torch.float16)
 
 
+def _grouped(need: Need) -> bool:
+    return need.grouped and need.dtype == torch.bfloat16
+
+
 def _native_segments(need: Need) -> bool:
     return _native(need) and need.segments != "torch-sdpa"
 
@@ -261,7 +266,11 @@ def variants(op: str) -> list[Variant]:
             Variant("reference", _always, _torch(getattr(reference, op))),
         ]
     if op == "experts":
-        return [Variant("native-cpu", _native, _experts), Variant("reference", _always, _torch(reference.experts))]
+        return [
+            Variant("native-cpu", _native, _experts),
+            Variant("torch-grouped", _grouped, _torch(torch_variants.experts_grouped)),
+            Variant("reference", _always, _torch(reference.experts)),
+        ]
     supports = _native_segments if op == "attention_segments" else _native
     found = [Variant("native-cpu", supports, _kernel(op))] if hasattr(native.Kernels, op) else []
     if hasattr(CudaKernels, op):
@@ -297,7 +306,12 @@ def select_ops(
         if attentions is None:
             attentions = [PagedAttention("kv", dtype, 8, 8, head_dim, head_dim, head_dim**-0.5)]
         flashinfer, no_flashinfer = find_flashinfer(device, attentions)
-        need = need._replace(cuda=cuda, flashinfer=flashinfer, flash=torch_variants.has_flash_attention(device))
+        need = need._replace(
+            cuda=cuda,
+            flashinfer=flashinfer,
+            flash=torch_variants.has_flash_attention(device),
+            grouped=torch_variants.has_grouped_products(device),
+        )
         notes = (*notes, *no_cuda, *no_flashinfer)
     if device.type == "cpu" and only is None:
         fit = kernels if _native(need) else None

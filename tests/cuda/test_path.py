@@ -136,6 +136,7 @@ def kernels(monkeypatch):
     double = KernelsDouble()
     monkeypatch.setattr(select, "cuda_kernels", lambda: (CudaKernels(double), ()))
     monkeypatch.setattr(torch_variants, "has_flash_attention", lambda device: True)
+    monkeypatch.setattr(torch_variants, "has_grouped_products", lambda device: True)
     return double
 
 
