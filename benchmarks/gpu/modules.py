@@ -1,5 +1,5 @@
 """Compiles the FlashInfer modules that the session's tests and models ask for. The last line of stdout is JSON: the
-libraries, and the files of FlashInfer that were imported. For `benchmarks.gpu.carry`, which sets FlashInfer's variables.
+libraries, and the files of FlashInfer that were imported. `benchmarks.gpu.carry` calls it with FlashInfer's variables.
 
 `--load` loads the modules instead, as an installation that may not compile does.
 """
@@ -38,7 +38,7 @@ def main() -> None:
         print(spec.name, file=sys.stderr, flush=True)
         libraries.append(str(spec.get_library_path()))
     root = Path(flashinfer.__file__).parent
-    files = {Path(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+    files = {Path(str(file)) for m in list(sys.modules.values()) if (file := getattr(m, "__file__", None))}
     print(
         json.dumps(
             {"libraries": libraries, "files": sorted(str(f.relative_to(root)) for f in files if root in f.parents)}
