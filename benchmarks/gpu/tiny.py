@@ -7,16 +7,21 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.checkpoints import make_llava
 from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import DELTA, make_text
 
-_ROPE = DELTA["rope_parameters"]
-_QWEN2 = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}  # heads of 128
-_QWEN2 |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}}
-_DELTA = {"head_dim": 256, "rope_parameters": _ROPE | {"mrope_section": [24, 20, 20]}}
+_DELTA_ROPE: dict[str, Any] = dict(DELTA)["rope_parameters"]  # type: ignore[assignment]
+_QWEN2: dict[str, Any] = {  # heads of 128
+    "hidden_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+}
+_DELTA: dict[str, Any] = {"head_dim": 256, "rope_parameters": _DELTA_ROPE | {"mrope_section": [24, 20, 20]}}
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "llava": lambda out: make_llava(out, head_dim=64, hidden=128),

@@ -36,7 +36,7 @@ from importlib.machinery import PathFinder
 def find_spec(find, name, *rest):
     return None if name.partition(".")[0] in {absent} else find(name, *rest)
 PathFinder.find_spec = functools.partial(find_spec, PathFinder.find_spec)
-""".replace("{absent}", repr(("ray", "av", "gguf", "pytest_asyncio", "openai", "decord")))
+""".replace("{absent}", repr(("ray", "av", "gguf", "openai", "decord")))
 TOOLS = ("bash", "sh", "env", "c++", "g++", "gcc", "cc", "ld", "as", "ninja", "df", "free")
 
 
