@@ -2,9 +2,10 @@
 
 Batches go through the runners: packing, the hand-over to the lane's thread and sampling count. The floor is the longer
 of arithmetic and memory traffic (`planner.costs.cost_of`) at the rates that the device was just seen to reach. Modes:
-`sdpa`, attention by torch; `flashinfer`; `graphs`, FlashInfer with decodes and few pictures replayed from CUDA
-graphs. With `graphs` also encode beside decode, with and without priority of the language lane, and what each stage
-spends its time on. Every case is written as soon as it is measured.
+`sdpa`, attention by torch; `flashinfer`; `graphs`, FlashInfer with decodes and few pictures replayed from CUDA graphs;
+`cuda-cores`, the same with FlashInfer's other decode kernel (for LLaVA's heads). With `graphs` also encode beside
+decode, with and without priority of the language lane, and what each stage spends its time on. Every case is written as
+soon as it is measured.
 
 A case has up to three times: `p50_s`, a batch alone, from its launch to its result; for decodes `ahead_s`, from result
 to result with two batches in flight, as a server computes them; on a GPU `device_s`, what a batch takes the lane's
@@ -35,10 +36,11 @@ from hydrainfer.config import ServeConfig
 from hydrainfer.core import CostModel
 from hydrainfer.models import DTYPES, Model
 from hydrainfer.ops import OpSet, select_ops, torch_variants
+from hydrainfer.ops.flashinfer import FlashInfer
 from hydrainfer.planner.costs import BatchShape, Hardware, cost_of
 from hydrainfer.planner.inputs import shape_of
 
-MODES = ("graphs", "flashinfer", "sdpa")
+MODES = ("graphs", "flashinfer", "sdpa", "cuda-cores")
 QUESTION = (__doc__ or "").splitlines()[0]
 _LEAST_S, _LEAST_RUNS, _MOST_RUNS = 0.4, 5, 30
 _BESIDE_S = 1.5
@@ -65,7 +67,10 @@ class Bench:
         self.ops = _ops(mode, device, DTYPES[dtype], config.text.head_dim)
         self.model: Model = random_model(folder, device, dtype, self.ops, config)
         self.config = ServeConfig(
-            model=str(folder), device="cpu" if self.dry else "cuda", dtype=dtype, cuda_graphs=mode == "graphs"
+            model=str(folder),
+            device="cpu" if self.dry else "cuda",
+            dtype=dtype,
+            cuda_graphs=mode in ("graphs", "cuda-cores"),
         )
         self.rates = measure_rates(device=device, dtype=DTYPES[dtype], tiny=self.dry)
         self.floor = _floors(str(folder), dtype, self.rates)
@@ -165,6 +170,9 @@ class Bench:
 
 def _ops(mode: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> OpSet:
     ops = select_ops(device, dtype, head_dim)
+    if mode == "cuda-cores" and ops.captures:
+        other = FlashInfer(device, cuda_cores=True)
+        return replace(ops, prepare=other.prepare, attention=other.attention)
     if mode != "sdpa":
         return ops
     ours = ("prepare", "attention")

@@ -14,7 +14,7 @@ from hydrainfer.config import ServeConfig
 from hydrainfer.core import Lane, PixelSource, Role, Stage
 from hydrainfer.grammar import Grammars
 from hydrainfer.models import DTYPES, Model, attentions_of, load_model
-from hydrainfer.ops import select_ops
+from hydrainfer.ops import alone, select_ops
 from hydrainfer.runtime import (
     LaneThread,
     LanguageRunner,
@@ -113,7 +113,8 @@ def free_unused() -> None:
     later allocations, which other processes, and `mem_get_info`, take to be in use."""
     gc.collect()
     if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+        with alone():
+            torch.cuda.empty_cache()
 
 
 def attention_and_graphs(

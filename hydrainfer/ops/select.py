@@ -86,6 +86,11 @@ class OpSet:
         """Whether attention can be part of a CUDA graph, because it is planned beforehand."""
         return ("attention", "flashinfer") in self.chosen
 
+    @property
+    def captures_experts(self) -> bool:
+        """Whether experts can be part of a CUDA graph, because they do not wait for the device."""
+        return ("experts", "torch-grouped") in self.chosen
+
     def captures_segments(self, head_dim: int) -> bool:
         """Whether a CUDA graph of `attention_segments` can be replayed with other segment lengths than the captured
         ones."""

@@ -164,4 +164,4 @@ def _takes_grouped_products(weight: Tensor) -> bool:
 
 def has_grouped_products(device: torch.device) -> bool:
     """Whether `F.grouped_mm` reads the ends of the groups on this CUDA device. On others, the host would read them."""
-    return torch.backends.cuda.is_built() and torch.cuda.get_device_capability(device)[0] in (9, 10)
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] in (9, 10)

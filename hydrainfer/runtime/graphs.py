@@ -49,7 +49,7 @@ def no_graphs(model: Model) -> str:
         return "attention is not FlashInfer's"
     if text.recurrence is not None:
         return "recurrent states"
-    return "" if text.experts is None else "experts wait for the device"
+    return "experts wait for the device" if text.experts is not None and not model.ops.captures_experts else ""
 
 
 def capture_passes_for(model: Model) -> Capture | None:

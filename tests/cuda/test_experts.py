@@ -52,6 +52,6 @@ def test_experts_are_a_loop_where_grouped_products_would_wait(monkeypatch, kerne
 
 @pytest.mark.parametrize(("capability", "usable"), [((8, 9), False), ((9, 0), True), ((10, 3), True), ((12, 0), False)])
 def test_gpus_with_grouped_products(monkeypatch, capability, usable):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     assert torch_variants.has_grouped_products(CUDA) is usable

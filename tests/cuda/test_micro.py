@@ -43,9 +43,10 @@ def test_no_rig_is_there_when_the_next_one_is_made(tmp_path, monkeypatch):
         assert ("ahead_s" in case) is name.startswith("decode") and "device_s" not in case
 
 
-def test_few_cases_have_all_stages(tmp_path):
+@pytest.mark.parametrize("mode", ["sdpa", "cuda-cores"])
+def test_few_cases_have_all_stages(tmp_path, mode):
     """The slower modes have little time."""
-    bench = bench_in(tmp_path, "sdpa")
+    bench = bench_in(tmp_path, mode)
     micro.measure_all(bench, 3)
     assert [name.split()[0] for name in bench.results["cases"]] == ["decode", "prefill", "encode"]
     assert "profile" not in bench.results

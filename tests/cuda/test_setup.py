@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,6 +189,24 @@ def test_the_start_says_what_attends_and_what_is_replayed():
         "pictures: replayed\ndecodes: not replayed, attention is not FlashInfer's",
     )
     assert "decodes: not replayed, cuda_graphs is off" in said("flashinfer", cuda_graphs=False)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "reason"),
+    [
+        ("llava-1.5-7b", "reference", ""),
+        ("gpt-oss-20b", "torch-grouped", ""),
+        ("gpt-oss-20b", "reference", "experts wait for the device"),
+        ("qwen3.5-9b", "reference", "recurrent states"),
+    ],
+)
+def test_steps_are_captured_unless_an_operator_waits(name, experts, reason):
+    ops = replace(
+        select_ops("cpu", torch.bfloat16, 64, use_native=False),
+        chosen=(("attention", "flashinfer"), ("experts", experts)),
+    )
+    model = SimpleNamespace(config=read_config(MODEL.with_name(name)), device=CUDA, ops=ops)
+    assert graphs.no_graphs(model) == reason
 
 
 def test_kernels_are_built_once_for_an_architecture(monkeypatch, tmp_path):
