@@ -20,6 +20,7 @@ from hydrainfer.assemble.copies import measure_copies
 from hydrainfer.assemble.grid import GPU_GRID, Case, Grid, blocks_of, bytes_of, cases_of, fitting
 from hydrainfer.assemble.rig import Rig, load_whole, pictures_of, specs_for
 from hydrainfer.assemble.sizes import free_bytes, torch_device
+from hydrainfer.assemble.workspace import Rows, workspace_bytes
 from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.schema import Quantization
@@ -112,7 +113,9 @@ def _cases(model: Model, config: ServeConfig, grid: Grid) -> tuple[list[Case], l
     """The cases of `grid` that fit the model's context and, on a GPU, the free memory; and those too large for it."""
     described = model.config
     tokens = sorted(pictures_of(described, grid.sizes))
-    room, (kv, embed) = _room(model, config), specs_for(model, config)
+    kv, embed = specs_for(model, config)
+    n_embeddings = max(grid.pictures) * max(tokens, default=0)
+    room = _room(model, config, grid, n_embeddings)
     if embed is not None:
         room -= max(grid.pictures) * embed.blocks_for(tokens[-1]) * embed.block_bytes
     cases = cases_of(grid, described.text.context, tokens, lambda work: bytes_of(blocks_of(work, kv)) <= room)
@@ -120,11 +123,15 @@ def _cases(model: Model, config: ServeConfig, grid: Grid) -> tuple[list[Case], l
     return kept, [case for case in cases if case not in kept]
 
 
-def _room(model: Model, config: ServeConfig) -> float:
+def _room(model: Model, config: ServeConfig, grid: Grid, n_embeddings: int) -> float:
     """The bytes that caches may have. On a CPU there is no limit."""
     if model.device.type == "cpu":
         return math.inf
-    return free_bytes(config, model.device, config.gpu_share, model.weight_bytes)
+    most = max(*grid.decodes, *grid.mixed)
+    rows = Rows(max(grid.chunks) + most, most, model.config.text.context, n_embeddings)
+    dtype = str(model.dtype).removeprefix("torch.")
+    beside = workspace_bytes(model.config, model.role, dtype, rows, config.block_tokens)
+    return free_bytes(config, model.device, config.gpu_share, model.weight_bytes) - beside
 
 
 def _rig(model: Model, config: ServeConfig, grid: Grid, cases: Sequence[Case]) -> Rig:

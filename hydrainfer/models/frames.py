@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import FramesConfig
 from hydrainfer.models.patches import Arranged, Cut, Grid, PatchLayout, arrange, fits, room_for, rows_of
-from hydrainfer.models.picture import PatchedPicture
+from hydrainfer.models.picture import PassSize, PatchedPicture
 from hydrainfer.ops import OpSet, Segments, packed_bytes, stepping, to_device, upload
 
 _PASS_ROWS = 16_384
@@ -51,6 +51,10 @@ class FrameTower(ABC):
         self._std = torch.tensor(c.pixels.std, device=device)
         self._layouts: dict[tuple[Grid, ...], PatchLayout] = {}
         self.through: Callable[[list[PatchedPicture]], Tensor] | None = None
+
+    @classmethod
+    def pass_size(cls, c: FramesConfig) -> PassSize:
+        return PassSize(_PASS_ROWS, max(cls.sizes, default=0), c.hidden, c.intermediate, rotates=True)
 
     @abstractmethod
     def _forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:

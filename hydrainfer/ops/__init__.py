@@ -7,6 +7,7 @@ from hydrainfer.ops.alone import alone, settle
 from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, starts_of, visible
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
+from hydrainfer.ops.flashinfer import WORKSPACE_BYTES
 from hydrainfer.ops.flashinfer_modules import PagedAttention, modules_for
 from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.memory import rows_in_steps, weights, with_more_rows
@@ -19,6 +20,7 @@ from hydrainfer.ops.shortlist import Shortlist
 __all__ = [
     "KV",
     "OPERATORS",
+    "WORKSPACE_BYTES",
     "AttentionBatch",
     "Captured",
     "Decode",

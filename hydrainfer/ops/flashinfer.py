@@ -26,7 +26,7 @@ from hydrainfer.ops.build import cause, ninja_on_path
 from hydrainfer.ops.flashinfer_modules import Kind, Module, PagedAttention, make_wrapper
 from hydrainfer.ops.pinned import to_device
 
-_WORKSPACE_BYTES = 128 << 20
+WORKSPACE_BYTES = 128 << 20
 _LONGEST = 1 << 20
 """Tokens; a context that is split over the whole GPU, which takes the most workspace."""
 _GROUPS = (1, 2, 4)
@@ -250,7 +250,7 @@ class FlashInfer:
         arrays = {f"{k}_buf": torch.zeros(n, dtype=torch.int32, device=self._device) for k, n in sizes.items()}
         return self._make(module, self._memory(), use_cuda_graph=True, **arrays)
 
-    def _memory(self, n_bytes: int = _WORKSPACE_BYTES) -> Tensor:
+    def _memory(self, n_bytes: int = WORKSPACE_BYTES) -> Tensor:
         """The workspace, of at least `n_bytes`. It is zeroed: kernels that count in it leave zeros behind."""
         if self._workspace is None or self._workspace.numel() < n_bytes:
             self._workspace = torch.zeros(n_bytes, dtype=torch.uint8, device=self._device)

@@ -49,7 +49,7 @@ def test_copies_within_one_gpu_are_no_faster_than_the_link(monkeypatch):
 class Loaded:
     """A model of which only the description is read."""
 
-    weight_bytes = 0
+    weight_bytes, role = 0, Role.parse("EPD")
 
     def __init__(self, config: ServeConfig) -> None:
         self.config, self.device, self.dtype = read_config(Path(config.model)), CUDA, torch.bfloat16
@@ -60,10 +60,11 @@ class Loaded:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A function that says how much memory is free."""
+    """A function that says how much memory is free beside the workspace."""
 
     def has(gib: float) -> None:
-        monkeypatch.setattr(measure, "free_bytes", lambda *_: gib * GIB)
+        monkeypatch.setattr(measure, "workspace_bytes", lambda *_: 3 * GIB)
+        monkeypatch.setattr(measure, "free_bytes", lambda *_: (gib + 3) * GIB)
 
     monkeypatch.setattr(measure, "torch_device", lambda config: CUDA)
     monkeypatch.setattr(measure, "load_whole", Loaded)
