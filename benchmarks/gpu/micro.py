@@ -117,13 +117,18 @@ class Bench:
         pairs, contexts = work.chunk * work.chunk, work.decodes * (work.context + 1)
         return self.floor.language_s(work.chunk, pairs, work.decodes, contexts)
 
-    def measure(self, rig: Rig, work: BatchShape) -> float:
-        """Run one case, keep it, and return the median of the batch alone."""
+    def alone(self, rig: Rig, work: BatchShape) -> list[float]:
+        """The seconds of each run of a batch by itself."""
         rig.run(work)
         took = [rig.run(work)]
         least_s, most = (0.0, 2) if self.dry else (_LEAST_S, _MOST_RUNS)
         while (sum(took) < least_s or len(took) < _LEAST_RUNS) and len(took) < most:
             took.append(rig.run(work))
+        return took
+
+    def measure(self, rig: Rig, work: BatchShape) -> None:
+        """Run one case and keep it."""
+        took, least_s = self.alone(rig, work), 0.0 if self.dry else _LEAST_S
         p50_s, floor_s = statistics.median(took), self.floor_s(work)
         case = {"p50_s": p50_s, "min_s": min(took), "n": len(took), "floor_s": floor_s}
         judged = "p50_s"
@@ -137,7 +142,6 @@ class Bench:
         times = ", ".join(f"{case[key] * 1e3:.2f} ms {words}" for key, words in _TIMES.items() if key in case)
         print(f"{title(work)}: {times}; {case['of_floor']:.2f} × its floor", flush=True)
         self.keep()
-        return p50_s
 
     def beside(self, priority: int) -> None:
         """Encode beside decode: the sum of both lanes' speeds, where 1 is taking turns."""
@@ -145,7 +149,7 @@ class Bench:
         vision = self.pictures(8)
 
         def both(rig: Rig) -> None:
-            alone = [self.measure(rig, vision), self.measure(rig, decode)]
+            alone = [statistics.median(self.alone(rig, work)) for work in (vision, decode)]
             vision_s, decode_s = rig.run_beside(vision, decode, 0.05 if self.dry else _BESIDE_S, 2)
             medians = [statistics.median(vision_s), statistics.median(decode_s)]
             speed = sum(a / b for a, b in zip(alone, medians))

@@ -246,6 +246,7 @@ def _answer(device: torch.device, models: Path, kind: str, pictures: bool, **opt
     from benchmarks.gpu.tiny import tiny
     from hydrainfer import LLM, SamplingParams
     from tests.checkpoints import make_picture
+    from tests.parts import parts
 
     path = tiny(kind, models)
     sized = {"threads": 1} if device.type == "cpu" else {"dtype": "bfloat16"}
@@ -262,14 +263,14 @@ def _answer(device: torch.device, models: Path, kind: str, pictures: bool, **opt
         (answer,) = llm.chat([{"role": "user", "content": content}], sampling, use_tqdm=False)
         took_s = time.perf_counter() - start_s
         ids = answer.outputs[0].token_ids
-        operators = str(llm._instance.facts.get("operators", ""))
-    print(operators)
+        facts = parts(llm).facts
+    print(*(facts.get(name, "") for name in ("operators", "attention", "graphs")), sep="\n")
     assert len(ids) == 8, ids
     if any("graphs" in line for line in warnings):
         raise SystemExit("; ".join(warnings))
     said = "".join(f"; warned: {line}" for line in warnings)
-    attends = next((line.split(":")[0] for line in operators.splitlines() if " attention," in line), "?")
-    return f"{len(ids)} tokens in {took_s:.2f} s, ready after {ready_s:.1f} s, attention by {attends}{said}"
+    ways = "; ".join(f"{facts.get(name, '')}".replace("\n", ", ") for name in ("attention", "graphs"))
+    return f"{len(ids)} tokens in {took_s:.2f} s, ready after {ready_s:.1f} s; {ways}{said}"
 
 
 def _warnings() -> list[str]:
