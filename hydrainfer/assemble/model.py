@@ -113,7 +113,7 @@ def free_unused() -> None:
     later allocations, which other processes, and `mem_get_info`, take to be in use."""
     gc.collect()
     if torch.cuda.is_initialized():
-        with alone():
+        with alone():  # it would break a capture under way
             torch.cuda.empty_cache()
 
 
