@@ -31,6 +31,7 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.models import Model
+from hydrainfer.ops import settle
 from hydrainfer.planner.costs import BatchShape
 from hydrainfer.processor import Picture, Pixels, image_adapter
 from hydrainfer.storage import BlockStore
@@ -69,8 +70,7 @@ class Rig:
             self._draw(described, self.embed, sizes, n_pictures)
             n_rows = n_pictures * self.embed.blocks_for(max(self._pictures))
             stores.append(_filled(self.embed, n_rows, device))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # lanes have their own streams, which do not wait for this one
+        settle(device)  # lanes have their own streams, which do not wait for this one
         busy = self._busy.__getitem__
         self._lanes = lanes_for(self.model, self._woken.set, self.n_threads, busy, fixed=True, priority=priority)
         by_name = {store.spec.name: store for store in stores}

@@ -101,17 +101,20 @@ class FlashInfer:
         self._captured: dict[Captured, PagedPlan] = {}
         self._copied: dict[Any, torch.cuda.Event] = {}  # by wrapper: recorded when its latest plan was copied
 
-    def check(self, attention: PagedAttention) -> None:
-        """Load or compile the modules for one cache, attend with a small batch, and compare with the reference. Raises
-        anything, `ValueError` if the result is wrong."""
-        self._reserve(attention)
-        self._compare(attention, [])
+    def check(self, attentions: Sequence[PagedAttention]) -> None:
+        """Load or compile the modules for these caches, attend with a small batch over each, and compare with the
+        reference. Raises anything, `ValueError` if a result is wrong."""
+        for attention in attentions:
+            self._reserve(attention)
+        for attention in attentions:
+            self._compare(attention, [])
 
-    def check_ranges(self, attention: PagedAttention) -> None:
+    def check_ranges(self, attentions: Sequence[PagedAttention]) -> None:
         """`check` for pictures that are seen whole, which are attended from then on."""
-        self._ranges = True
+        self._ranges = bool(attentions)
         try:
-            self._compare(attention, [(2, 18, 21), (3, 2, 9)])
+            for attention in attentions:
+                self._compare(attention, [(2, 18, 21), (3, 2, 9)])
         except Exception:
             self._ranges = False
             raise
@@ -327,16 +330,14 @@ def find_flashinfer(
 
 
 def _checked(found: FlashInfer, attentions: Sequence[PagedAttention]) -> tuple[FlashInfer | None, tuple[str, ...]]:
+    """The result of `find_flashinfer` for a FlashInfer that is installed."""
     ninja_on_path()  # FlashInfer calls it by its name
     try:
-        for attention in attentions:
-            found.check(attention)
+        found.check(attentions)
     except Exception as e:  # an import, a compiler, a driver or a kernel can fail in any way
         return None, (f"FlashInfer does not work here ({cause(e)}); {_OTHERWISE}",)
     try:
-        for attention in attentions:
-            if attention.whole and not attention.sinks:
-                found.check_ranges(attention)
+        found.check_ranges([each for each in attentions if each.whole and not each.sinks])
     except Exception as e:
         return found, (f"FlashInfer does not attend to whole pictures here ({cause(e)}); their prompts by torch",)
     return found, ()

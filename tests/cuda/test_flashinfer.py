@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import re
 import sys
 
@@ -328,6 +329,36 @@ def test_the_workspace_is_as_large_as_the_widest_plan():
     wide = PagedAttention("kv", BF16, 256, 8, 64, 64, 0.125)
     assert find_flashinfer(CPU, [wide], Wide)[0] is not None
     assert sizes[0] == 128 << 20 and set(sizes[1:]) == {256 << 20}
+
+
+@pytest.mark.parametrize("options", [{}, {"cuda_cores": True}, {"ranges": True}], ids=str)
+def test_calls_are_those_that_flashinfer_takes(monkeypatch, options):
+    """With FlashInfer itself, where it is installed."""
+    real = pytest.importorskip("flashinfer")
+    of_kind = {
+        "plain": real.BatchPrefillWithPagedKVCacheWrapper,
+        "sinks": real.BatchPrefillWithPagedKVCacheWrapper,
+        "ranges": real.BatchPrefillWithCausalBidirectionalRangesWrapper,
+        "cuda-cores": real.BatchDecodeWithPagedKVCacheWrapper,
+    }
+
+    def bound(name: str):
+        called = getattr(WrapperDouble, name)
+
+        def call(self, *args, **kwargs):
+            inspect.signature(getattr(of_kind[self.module.kind], name)).bind(self, *args, **kwargs)
+            return called(self, *args, **kwargs)
+
+        return call
+
+    for name in ("plan", "run", "workspace_size"):
+        monkeypatch.setattr(WrapperDouble, name, bound(name))
+    backend = Backend(CPU, **options)
+    backend.check([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, window=window) for window in (0, 32)])
+    backend.check([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, sinks=True)])
+    if "ranges" in options:
+        backend.check_ranges([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, whole=True)])
+    assert set(backend.kinds) == {"plain", "sinks"} | {name.replace("_", "-") for name in options}
 
 
 def test_modules_are_named_by_all_that_they_are_compiled_for(monkeypatch, tmp_path):
