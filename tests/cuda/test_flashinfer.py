@@ -29,7 +29,7 @@ BF16 = torch.bfloat16
 
 
 def attended(backend: Backend, counts, contexts, heads, kv_heads, *seen, dim=64, value_dim=0, sinks=None):
-    """What the backend and the reference compute in the second of three layers."""
+    """What the backend and the reference compute in the last of three layers."""
     cache, batch = paged(counts, contexts, kv_heads, dim, BF16, *seen, value_dim=value_dim)
     qk = random(sum(counts), heads + kv_heads, dim, dtype=BF16, seed=7)
     q, keys = qk.split([heads, kv_heads], 1)
@@ -64,7 +64,20 @@ def test_attention_with_sinks_is_the_references(dim, value_dim, window):
 
 
 def test_values_may_be_narrower_than_keys():
-    close(*attended(Backend(CPU), *BATCHES["mixed"], 8, 2, dim=192, value_dim=128))
+    backend = Backend(CPU)
+    close(*attended(backend, *BATCHES["mixed"], 8, 2, dim=192, value_dim=128))
+    assert backend.kinds == ["plain", "plain"]
+
+
+def test_what_was_not_checked_is_attended_by_torch():
+    """Its module may be missing, and a request would fail."""
+    backend = Backend(CPU)
+    backend._works = {Module("plain", BF16, 64, 64, False)}
+    for seen, options in [((), {"sinks": torch.zeros(4)}), ((5,), {}), ((), {"dim": 128}), ((0, [(2, 1, 5)]), {})]:
+        close(*attended(backend, *BATCHES["mixed"], 4, 2, *seen, **options))
+        assert not backend.made
+    close(*attended(backend, *BATCHES["mixed"], 4, 2))
+    assert backend.kinds == ["plain", "plain"]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "kind"), [(4, 4, "cuda-cores"), (8, 2, "cuda-cores"), (14, 2, "plain")])
@@ -353,7 +366,7 @@ def test_calls_are_those_that_flashinfer_takes(monkeypatch, options):
 
     for name in ("plan", "run", "workspace_size"):
         monkeypatch.setattr(WrapperDouble, name, bound(name))
-    backend = Backend(CPU, **options)
+    backend = Backend(CPU, cuda_cores="cuda_cores" in options)
     backend.check([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, window=window) for window in (0, 32)])
     backend.check([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, sinks=True)])
     if "ranges" in options:
