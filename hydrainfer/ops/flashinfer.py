@@ -148,6 +148,7 @@ class FlashInfer:
         wanted = _PlanKey(heads, kv_heads, head_dim, value_dim, q.dtype, scale, sinks is not None)
         if plan is None or plan.made_for != wanted:
             if not self._serves(batch, wanted):
+                assert batch.captured is None, "torch's attention depends on the host, a graph would repeat it"
                 return torch_variants.attention_sdpa(q, fresh, cache, batch, scale, sinks)
             assert plan is not None, "attention without prepare"
             self._plan(batch, wanted)

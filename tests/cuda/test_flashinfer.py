@@ -78,6 +78,11 @@ def test_what_was_not_checked_is_attended_by_torch():
         assert not backend.made
     close(*attended(backend, *BATCHES["mixed"], 4, 2))
     assert backend.kinds == ["plain", "plain"]
+    cache, batch = paged([1, 1], [3, 9], 2, 128, BF16)
+    batch.captured = Captured("kv", 2, 64)
+    backend.prepare(batch)
+    with pytest.raises(AssertionError, match="graph"):
+        backend.attention(random(2, 4, 128, dtype=BF16), None, cache, batch, 0.1)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "kind"), [(4, 4, "cuda-cores"), (8, 2, "cuda-cores"), (14, 2, "plain")])
