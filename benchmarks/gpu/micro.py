@@ -31,10 +31,10 @@ from benchmarks.floors import Rates, measure_rates
 from benchmarks.gpu.shapes import MODELS, PICTURES, TINY, Shape, device_of, folder_of, random_model
 from benchmarks.record import write_result
 from hydrainfer.assemble.rig import Rig, pictures_of
-from hydrainfer.checkpoint import read_config
+from hydrainfer.checkpoint import ModelConfig, read_config
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import CostModel
-from hydrainfer.models import DTYPES, Model
+from hydrainfer.core import CostModel, Role
+from hydrainfer.models import DTYPES, Model, attentions_of
 from hydrainfer.ops import OpSet, select_ops, torch_variants
 from hydrainfer.ops.flashinfer import FlashInfer
 from hydrainfer.planner.costs import BatchShape, Hardware, cost_of
@@ -64,7 +64,7 @@ class Bench:
         folder = folder_of(name, out.parent / "models" if self.dry else None)
         dtype: Literal["float32", "bfloat16"] = "float32" if self.dry else "bfloat16"
         config = read_config(folder)
-        self.ops = _ops(mode, device, DTYPES[dtype], config.text.head_dim)
+        self.ops = _ops(mode, device, DTYPES[dtype], config)
         self.model: Model = random_model(folder, device, dtype, self.ops, config)
         self.config = ServeConfig(
             model=str(folder),
@@ -172,10 +172,12 @@ class Bench:
         return [(row.key, getattr(row, key) / runs, row.count // runs) for row in rows[:_TOP]]
 
 
-def _ops(mode: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> OpSet:
-    ops = select_ops(device, dtype, head_dim)
+def _ops(mode: str, device: torch.device, dtype: torch.dtype, config: ModelConfig) -> OpSet:
+    attentions = attentions_of(config, Role.parse("EPD"), dtype)
+    ops = select_ops(device, dtype, config.text.head_dim, attentions=attentions)
     if mode == "cuda-cores" and ops.captures:
         other = FlashInfer(device, cuda_cores=True)
+        other.check(attentions)
         return replace(ops, prepare=other.prepare, attention=other.attention)
     if mode != "sdpa":
         return ops

@@ -11,7 +11,7 @@ import torch
 
 from hydrainfer.checkpoint import ModelConfig, read_config
 from hydrainfer.core import Role
-from hydrainfer.models import DTYPES, Model
+from hydrainfer.models import DTYPES, Model, attentions_of
 from hydrainfer.ops import OpSet, select_ops
 from hydrainfer.planner.costs import BatchShape
 from tests.checkpoints import make_llava
@@ -88,7 +88,9 @@ def random_model(
 ) -> Model:
     """A model of both towers, of which nothing but config.json is read."""
     config = config or read_config(folder)
-    ops = ops or select_ops(device, DTYPES[dtype], config.text.head_dim)
+    ops = ops or select_ops(
+        device, DTYPES[dtype], config.text.head_dim, attentions=attentions_of(config, Role.parse("EPD"), DTYPES[dtype])
+    )
     with torch.inference_mode():
         model = Model(config, Role.parse("EPD"), ops, DTYPES[dtype], device)
         draw(model)

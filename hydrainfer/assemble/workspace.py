@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hydrainfer.cache import DTYPE_BYTES
 from hydrainfer.checkpoint import ModelConfig, TextConfig
 from hydrainfer.core import Lane, Role
-from hydrainfer.models import PassSize, layers_of
+from hydrainfer.models import DTYPES, PassSize, attentions_of, layers_of
 from hydrainfer.ops import WORKSPACE_BYTES
 from hydrainfer.runtime import ROWS
 
@@ -15,7 +15,7 @@ _LEAST = 1 << 30
 _MODULES = 320 << 20  # kernels of torch, cuBLAS and FlashInfer, loaded when they are first called
 _CUBLAS = 32 << 20  # for each stream that multiplies
 _PLAN = 8 << 20  # FlashInfer's, for each wrapper
-_EAGER_WRAPPERS = 4
+_EAGER_WRAPPERS = 4  # decodes, chunks, pictures that are seen whole, and the rows that sample
 _SORTED_BYTES = 52  # per logit, while rows are sorted by likelihood
 _FLOAT = 4
 
@@ -42,8 +42,8 @@ def workspace_bytes(model: ModelConfig, role: Role, dtype: str, rows: Rows, bloc
       attention, hidden · 6 e, or hidden · (6 e + 24) where queries and keys are rotated in float32), and embeddings of
       a batch · their width · e
     - graphs: the same once more for the rows of the largest graph of each lane, and the block tables of all
-    - libraries: FlashInfer's workspace and 8 MiB for each wrapper; 32 MiB of cuBLAS for each lane and the default
-      stream; 320 MiB of loaded kernels
+    - libraries: FlashInfer's workspace, and 8 MiB for each of its wrappers, of which every paged cache has some; 32 MiB
+      of cuBLAS for each lane and the default stream; 320 MiB of loaded kernels
 
     and an eighth of it, because freed pieces are not always of the sizes that are asked for next. Some things take
     more: attention without FlashInfer, which copies the pages of a batch, and a single picture of more patches than
@@ -53,7 +53,8 @@ def workspace_bytes(model: ModelConfig, role: Role, dtype: str, rows: Rows, bloc
     if Lane.LANGUAGE in role.lanes:
         total += (rows.batch + ROWS[-1]) * _row_bytes(model.text, e) + rows.sampled * model.text.vocab * _SORTED_BYTES
         tables = sum(ROWS) * -(-rows.n_context // block_tokens) * 4
-        total += tables + WORKSPACE_BYTES + (len(ROWS) + _EAGER_WRAPPERS) * _PLAN
+        n_caches = len(attentions_of(model, role, DTYPES[dtype], block_tokens))
+        total += WORKSPACE_BYTES + n_caches * (tables + (len(ROWS) + _EAGER_WRAPPERS) * _PLAN)
     size = layers_of(model).pass_size
     if Lane.VISION in role.lanes and model.vision is not None and size is not None:
         passes = size(model.vision)

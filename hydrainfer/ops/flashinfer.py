@@ -23,7 +23,7 @@ from hydrainfer.ops import reference, torch_variants
 from hydrainfer.ops.alone import alone
 from hydrainfer.ops.batch import KV, AttentionBatch, Captured
 from hydrainfer.ops.build import cause, ninja_on_path
-from hydrainfer.ops.flashinfer_modules import Kind, Module, PagedAttention, make_wrapper
+from hydrainfer.ops.flashinfer_modules import Module, PagedAttention, make_wrapper
 from hydrainfer.ops.pinned import to_device
 
 WORKSPACE_BYTES = 128 << 20
@@ -84,8 +84,7 @@ class PagedPlan:
 class FlashInfer:
     """`prepare` and `attention` with the references' signatures. `make` makes a wrapper for a module from a workspace
     on `device` and, for use in a CUDA graph, arrays of its own. `cuda_cores`: decodes of models with few query heads
-    per KV head use FlashInfer's other decode kernel. `ranges`: pictures that are seen whole are attended by FlashInfer,
-    too."""
+    per KV head use FlashInfer's other decode kernel. What was not checked is attended by torch."""
 
     def __init__(
         self,
@@ -93,31 +92,36 @@ class FlashInfer:
         make: Callable[..., Any] = make_wrapper,
         *,
         cuda_cores: bool = False,
-        ranges: bool = False,
     ) -> None:
-        self._device, self._make, self._cuda_cores, self._ranges = device, make, cuda_cores, ranges
+        self._device, self._make, self._cuda_cores = device, make, cuda_cores
+        self._works: set[Module] = set()
         self._workspace: Tensor | None = None
         self._free: list[tuple[Module, Any]] = []
         self._captured: dict[Captured, PagedPlan] = {}
         self._copied: dict[Any, torch.cuda.Event] = {}  # by wrapper: recorded when its latest plan was copied
 
-    def check(self, attention: PagedAttention) -> None:
-        """Load or compile the modules for one cache, attend with a small batch, and compare with the reference. Raises
-        anything, `ValueError` if the result is wrong."""
-        self._reserve(attention)
-        self._compare(attention, [])
+    def check(self, attentions: Sequence[PagedAttention]) -> None:
+        """Load or compile the modules for these caches, attend with a small batch over each, and compare with the
+        reference. Raises anything, `ValueError` if a result is wrong."""
+        for attention in attentions:
+            self._reserve(attention)
+        for attention in attentions:
+            self._works.add(attention.module())
+            self._compare(attention, [])
 
-    def check_ranges(self, attention: PagedAttention) -> None:
+    def check_ranges(self, attentions: Sequence[PagedAttention]) -> None:
         """`check` for pictures that are seen whole, which are attended from then on."""
-        self._ranges = True
+        before = set(self._works)
         try:
-            self._compare(attention, [(2, 18, 21), (3, 2, 9)])
+            for attention in attentions:
+                self._works.add(attention.module("ranges"))
+                self._compare(attention, [(2, 18, 21), (3, 2, 9)])
         except Exception:
-            self._ranges = False
+            self._works = before
             raise
 
     def prepare(self, batch: AttentionBatch) -> None:
-        if batch.spans and not self._ranges:
+        if batch.spans and all(module.kind != "ranges" for module in self._works):
             return torch_variants.prepare(batch)
         if not batch.counts:  # no row is sampled: nobody attends
             return
@@ -139,13 +143,14 @@ class FlashInfer:
         self, q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
         """Attention with one plan for all layers of a batch that have the same shape."""
-        if batch.spans and (sinks is not None or not self._ranges):
-            return torch_variants.attention_sdpa(q, fresh, cache, batch, scale, sinks)
         plan, value_dim = batch.plan, cache.values.shape[3]
-        assert plan is not None, "attention without prepare"
         heads, head_dim, kv_heads = q.shape[1], q.shape[2], cache.keys.shape[2]
         wanted = _PlanKey(heads, kv_heads, head_dim, value_dim, q.dtype, scale, sinks is not None)
-        if plan.made_for != wanted:
+        if plan is None or plan.made_for != wanted:
+            if not self._serves(batch, wanted):
+                assert batch.captured is None, "torch's attention depends on the host, a graph would repeat it"
+                return torch_variants.attention_sdpa(q, fresh, cache, batch, scale, sinks)
+            assert plan is not None, "attention without prepare"
             self._plan(batch, wanted)
         out = torch.empty((*q.shape[:2], value_dim), dtype=q.dtype, device=q.device)
         for part in plan.parts:
@@ -192,15 +197,21 @@ class FlashInfer:
             found[at + first : at + stop] = first, stop - 1
         return to_device(found[first_row:], self._device)
 
+    def _serves(self, batch: AttentionBatch, wanted: _PlanKey) -> bool:
+        """Whether all modules are known to work that a batch needs for layers like `wanted`."""
+        shape = wanted.dtype, wanted.head_dim, wanted.value_dim
+        if batch.spans and (wanted.sinks or Module("ranges", *shape, False) not in self._works):
+            return False
+        return Module("sinks" if wanted.sinks else "plain", *shape, batch.window > 0) in self._works
+
     def _module(self, part: Part, batch: AttentionBatch, wanted: _PlanKey) -> Module:
-        windowed, dims = batch.window > 0, (wanted.head_dim, wanted.value_dim)
+        shape, windowed = (wanted.dtype, wanted.head_dim, wanted.value_dim), batch.window > 0
         if part.ranges is not None:
-            return Module("ranges", wanted.dtype, *dims, False)
+            return Module("ranges", *shape, False)
         if wanted.sinks:
-            return Module("sinks", wanted.dtype, *dims, windowed)
+            return Module("sinks", *shape, windowed)
         few = wanted.heads // wanted.kv_heads in _GROUPS and wanted.head_dim == wanted.value_dim
-        kind: Kind = "cuda-cores" if self._cuda_cores and part.decodes and few else "plain"
-        return Module(kind, wanted.dtype, *dims, windowed)
+        return Module("cuda-cores" if self._cuda_cores and part.decodes and few else "plain", *shape, windowed)
 
     def _plan(self, batch: AttentionBatch, wanted: _PlanKey) -> None:
         """Plan a batch for layers like `wanted`."""
@@ -327,16 +338,14 @@ def find_flashinfer(
 
 
 def _checked(found: FlashInfer, attentions: Sequence[PagedAttention]) -> tuple[FlashInfer | None, tuple[str, ...]]:
+    """The result of `find_flashinfer` for a FlashInfer that is installed."""
     ninja_on_path()  # FlashInfer calls it by its name
     try:
-        for attention in attentions:
-            found.check(attention)
+        found.check(attentions)
     except Exception as e:  # an import, a compiler, a driver or a kernel can fail in any way
         return None, (f"FlashInfer does not work here ({cause(e)}); {_OTHERWISE}",)
     try:
-        for attention in attentions:
-            if attention.whole and not attention.sinks:
-                found.check_ranges(attention)
+        found.check_ranges([each for each in attentions if each.whole and not each.sinks])
     except Exception as e:
         return found, (f"FlashInfer does not attend to whole pictures here ({cause(e)}); their prompts by torch",)
     return found, ()

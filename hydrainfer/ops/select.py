@@ -299,7 +299,8 @@ def select_ops(
     """The best supported variant of every operator. `only="reference"` (or another variant's name) restricts the
     choice where that variant exists; `use_native=False` compiles nothing. On a CPU, matrix products are chosen for this
     number of threads (default: torch's). `quantization` "int8" works on a CPU only. `attentions`: those of the model's
-    caches, which FlashInfer must compute correctly to be chosen on CUDA; by default one without anything special."""
+    caches, which FlashInfer must compute correctly to be chosen on CUDA; by default plain ones, with and without a
+    window."""
     device = torch.device(device)
     assert quantization == "none" or (device.type == "cpu" and only is None)
     if device.type == "cuda":  # cuDNN builds a plan for every new shape; a decode's changes every few tokens
@@ -309,7 +310,8 @@ def select_ops(
     if use_native and device.type == "cuda":
         cuda, no_cuda = cuda_kernels()
         if attentions is None:
-            attentions = [PagedAttention("kv", dtype, 8, 8, head_dim, head_dim, head_dim**-0.5)]
+            plain = PagedAttention("kv", dtype, 8, 8, head_dim, head_dim, head_dim**-0.5)
+            attentions = [plain, plain._replace(window=64)]
         flashinfer, no_flashinfer = find_flashinfer(device, attentions)
         need = need._replace(
             cuda=cuda,

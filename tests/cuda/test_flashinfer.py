@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import re
 import sys
 
@@ -28,7 +29,7 @@ BF16 = torch.bfloat16
 
 
 def attended(backend: Backend, counts, contexts, heads, kv_heads, *seen, dim=64, value_dim=0, sinks=None):
-    """What the backend and the reference compute in the second of three layers."""
+    """What the backend and the reference compute in the last of three layers."""
     cache, batch = paged(counts, contexts, kv_heads, dim, BF16, *seen, value_dim=value_dim)
     qk = random(sum(counts), heads + kv_heads, dim, dtype=BF16, seed=7)
     q, keys = qk.split([heads, kv_heads], 1)
@@ -63,7 +64,25 @@ def test_attention_with_sinks_is_the_references(dim, value_dim, window):
 
 
 def test_values_may_be_narrower_than_keys():
-    close(*attended(Backend(CPU), *BATCHES["mixed"], 8, 2, dim=192, value_dim=128))
+    backend = Backend(CPU)
+    close(*attended(backend, *BATCHES["mixed"], 8, 2, dim=192, value_dim=128))
+    assert backend.kinds == ["plain", "plain"]
+
+
+def test_what_was_not_checked_is_attended_by_torch():
+    """Its module may be missing, and a request would fail."""
+    backend = Backend(CPU)
+    backend._works = {Module("plain", BF16, 64, 64, False)}
+    for seen, options in [((), {"sinks": torch.zeros(4)}), ((5,), {}), ((), {"dim": 128}), ((0, [(2, 1, 5)]), {})]:
+        close(*attended(backend, *BATCHES["mixed"], 4, 2, *seen, **options))
+        assert not backend.made
+    close(*attended(backend, *BATCHES["mixed"], 4, 2))
+    assert backend.kinds == ["plain", "plain"]
+    cache, batch = paged([1, 1], [3, 9], 2, 128, BF16)
+    batch.captured = Captured("kv", 2, 64)
+    backend.prepare(batch)
+    with pytest.raises(AssertionError, match="graph"):
+        backend.attention(random(2, 4, 128, dtype=BF16), None, cache, batch, 0.1)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "kind"), [(4, 4, "cuda-cores"), (8, 2, "cuda-cores"), (14, 2, "plain")])
@@ -328,6 +347,36 @@ def test_the_workspace_is_as_large_as_the_widest_plan():
     wide = PagedAttention("kv", BF16, 256, 8, 64, 64, 0.125)
     assert find_flashinfer(CPU, [wide], Wide)[0] is not None
     assert sizes[0] == 128 << 20 and set(sizes[1:]) == {256 << 20}
+
+
+@pytest.mark.parametrize("options", [{}, {"cuda_cores": True}, {"ranges": True}], ids=str)
+def test_calls_are_those_that_flashinfer_takes(monkeypatch, options):
+    """With FlashInfer itself, where it is installed."""
+    real = pytest.importorskip("flashinfer")
+    of_kind = {
+        "plain": real.BatchPrefillWithPagedKVCacheWrapper,
+        "sinks": real.BatchPrefillWithPagedKVCacheWrapper,
+        "ranges": real.BatchPrefillWithCausalBidirectionalRangesWrapper,
+        "cuda-cores": real.BatchDecodeWithPagedKVCacheWrapper,
+    }
+
+    def bound(name: str):
+        called = getattr(WrapperDouble, name)
+
+        def call(self, *args, **kwargs):
+            inspect.signature(getattr(of_kind[self.module.kind], name)).bind(self, *args, **kwargs)
+            return called(self, *args, **kwargs)
+
+        return call
+
+    for name in ("plan", "run", "workspace_size"):
+        monkeypatch.setattr(WrapperDouble, name, bound(name))
+    backend = Backend(CPU, cuda_cores="cuda_cores" in options)
+    backend.check([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, window=window) for window in (0, 32)])
+    backend.check([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, sinks=True)])
+    if "ranges" in options:
+        backend.check_ranges([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, whole=True)])
+    assert set(backend.kinds) == {"plain", "sinks"} | {name.replace("_", "-") for name in options}
 
 
 def test_modules_are_named_by_all_that_they_are_compiled_for(monkeypatch, tmp_path):

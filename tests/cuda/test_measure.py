@@ -141,7 +141,8 @@ def test_a_rig_begins_after_what_was_set_up(gpu, monkeypatch):
 
     monkeypatch.setattr(rig, "_filled", lambda spec, n, _: steps.append("store") or BlockStore(spec, 1))
     monkeypatch.setattr(rig, "lanes_for", lanes)
-    monkeypatch.setattr(rig, "settle", lambda device: steps.append("fence"))
+    stream = SimpleNamespace(synchronize=lambda: steps.append("fence"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     config = ServeConfig(model=str(MODELS / "llama-3.1-8b"))
     with pytest.raises(Stop):
         rig.Rig(config, [], 0, [BatchShape(decodes=1, context=10)], Loaded(config))

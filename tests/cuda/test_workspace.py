@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hydrainfer.assemble.workspace import Rows, _patch_bytes, _row_bytes, worksp
 from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
 from hydrainfer.models import PatchedPicture, layers_of
+from hydrainfer.runtime import ROWS
 from tests.cuda.fake import fake_cuda
 from tests.cuda.test_path import FakeRig, kernels, whole  # noqa: F401 - a fixture
 
@@ -61,6 +63,14 @@ def test_it_follows_the_budgets(config):
     assert workspace_bytes(config, whole_role, "float32", USUAL) > needs()
     if config.vision is not None:
         assert GIB <= max(needs(Role.parse("E")), needs(Role.parse("PD"))) < needs()
+
+
+def test_every_paged_cache_has_wrappers_of_its_own():
+    """FlashInfer's: one for each graph."""
+    two = read_config(MODELS / "gpt-oss-20b")
+    one = replace(two, text=replace(two.text, windows=(0,) * two.text.layers))
+    both, alone = (workspace_bytes(config, Role.parse("PD"), "bfloat16", USUAL) for config in (two, one))
+    assert both - alone > len(ROWS) * (8 << 20)
 
 
 @pytest.mark.parametrize("name", ["llava-1.5-7b", "qwen2-vl-7b", "qwen3-vl-8b"])

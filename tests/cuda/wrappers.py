@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from hydrainfer.ops import reference
@@ -113,9 +115,15 @@ class WrapperDouble:
 
 
 class Backend(FlashInfer):
-    def __init__(self, device: torch.device, **options) -> None:
+    """A backend that has checked everything; with `ranges` also pictures that are seen whole."""
+
+    def __init__(self, device: torch.device, *, ranges: bool = False, **options) -> None:
         self.made: list[WrapperDouble] = []
         super().__init__(device, self._double, **options)
+        kinds = ("plain", "sinks", "ranges") if ranges else ("plain", "sinks")
+        dtypes, heads = (torch.bfloat16, torch.float16), ((64, 64), (128, 128), (192, 128), (256, 256))
+        every = itertools.product(kinds, dtypes, heads, (False, True))
+        self._works = {Module(kind, dtype, *dims, windowed) for kind, dtype, dims, windowed in every}
 
     def _double(self, module: Module, workspace: torch.Tensor, **options) -> WrapperDouble:
         self.made.append(WrapperDouble(module, workspace, **options))

@@ -8,13 +8,13 @@ import torch
 
 from hydrainfer.core import Role, SamplingParams
 from hydrainfer.models import load_model
-from hydrainfer.ops import KV, AttentionBatch, Segments, block_copier, reference, select_ops
+from hydrainfer.ops import KV, AttentionBatch, PagedAttention, Segments, block_copier, reference, select_ops
 from hydrainfer.runtime import capture_passes_for
 from hydrainfer.runtime.graphs import PassGraphs
 from hydrainfer.runtime.sampler import choose
 from hydrainfer.runtime.sampling import plan_sampling
 from tests.checkpoints_qwen import make_qwen
-from tests.ops.test_variants import BATCHES, close, paged, random
+from tests.ops.test_variants import BATCHES, BLOCK_TOKENS, close, paged, random
 from tests.runtime.test_graphs import pictures_of
 from tests.runtime.test_sampler import some_logits, work
 
@@ -35,8 +35,12 @@ def moved(cache: KV, batch: AttentionBatch, device: torch.device) -> tuple[KV, A
 @pytest.mark.parametrize("shape", BATCHES)
 def test_a_layer(device, dtype, heads, kv_heads, head_dim, shape):
     """Rope, the write of keys and values, attention, by whatever is chosen here."""
-    ops = select_ops(device, dtype, head_dim)
     counts, contexts, *seen = BATCHES[shape]
+    window, whole = seen[0] if seen else 0, len(seen) > 1
+    plain = PagedAttention("kv", dtype, heads, kv_heads, head_dim, head_dim, head_dim**-0.5, BLOCK_TOKENS, window)
+    layers = [plain._replace(whole=whole and head_dim == 256)]  # the modules that are carried
+    layers += [plain._replace(sinks=True)] * (head_dim == 64)
+    ops = select_ops(device, dtype, head_dim, attentions=layers)
     cache, batch = moved(*paged(counts, contexts, kv_heads, head_dim, dtype, *seen), device)
     ops.prepare(batch)
     qkv = random(sum(counts), heads + 2 * kv_heads, head_dim, dtype=dtype, seed=7).to(device)

@@ -13,7 +13,7 @@ from benchmarks.gpu.tiny import MAKERS, PICTURES, tiny
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
-from hydrainfer.models import DTYPES, load_model
+from hydrainfer.models import DTYPES, attentions_of, load_model
 from hydrainfer.ops import select_ops, torch_variants
 from tests.checkpoints import make_picture
 from tests.gpu.alike import check_alike
@@ -75,8 +75,9 @@ def test_logits_are_those_by_torchs_attention(device, models, kind):
     ids = [1 + (7 * i) % 300 for i in range(150)]
 
     def logits(dtype, change=lambda ops: ops):
-        path, role = tiny(kind, models), Role.parse("PD")
-        ops = change(select_ops(device, DTYPES[dtype], read_config(path).text.head_dim))
+        path, role, kept = tiny(kind, models), Role.parse("PD"), DTYPES[dtype]
+        config = read_config(path)
+        ops = change(select_ops(device, kept, config.text.head_dim, attentions=attentions_of(config, role, kept)))
         print(dtype, dict(ops.chosen)["attention"])
         return teacher_forced(load_model(path, role, device, dtype, ops=ops), ids)
 
