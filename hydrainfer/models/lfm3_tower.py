@@ -105,14 +105,19 @@ class Lfm3Vision(FrameTower):
         x = ops.linear(patches, self.patch)
         x = ops.rms_norm(x, self.first_norm, c.norm_eps)
         for layer in self.layers:
-            rows = ops.linear(ops.rms_norm(x, layer.norm, c.norm_eps), layer.into)
-            mixed = self._attend(layer, rows, layout) if layer.conv is None else self._convolve(layer, rows, layout)
-            ops.linear_add(x, mixed, layer.out)
-            inner = ops.linear(ops.rms_norm(x, layer.mlp_norm, c.norm_eps), layer.gate_up)
-            ops.linear_add(x, ops.silu_and_mul(inner), layer.down)
+            self._run(layer, x, layout)
         x = F.layer_norm(x, (c.hidden,), *self.last_norm, _PROJECTOR_EPS).unflatten(0, (-1, c.merge**2)).flatten(1)
         first, last = self.projection
         return ops.linear(self._activation(ops.linear(x, *first)), *last)
+
+    def _run(self, layer: _Layer, x: Tensor, layout: PatchLayout) -> None:
+        """Run one layer over `x` [rows, hidden], in place."""
+        c, ops = self.config, self._ops
+        rows = ops.linear(ops.rms_norm(x, layer.norm, c.norm_eps), layer.into)
+        mixed = self._attend(layer, rows, layout) if layer.conv is None else self._convolve(layer, rows, layout)
+        ops.linear_add(x, mixed, layer.out)
+        inner = ops.linear(ops.rms_norm(x, layer.mlp_norm, c.norm_eps), layer.gate_up)
+        ops.linear_add(x, ops.silu_and_mul(inner), layer.down)
 
     def _attend(self, layer: _Layer, rows: Tensor, layout: PatchLayout) -> Tensor:
         """Attention within each frame: rows of queries, keys and values → [rows, hidden]."""

@@ -4,7 +4,7 @@ Called by models. Never holds weights, caches or state of requests; never decide
 """
 
 from hydrainfer.ops.alone import alone, settle
-from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, starts_of, visible
+from hydrainfer.ops.batch import KV, AttentionBatch, Captured, HeadNorms, Segments, starts_of, visible
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.flashinfer import WORKSPACE_BYTES
@@ -13,6 +13,7 @@ from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.memory import rows_in_steps, weights, with_more_rows
 from hydrainfer.ops.native import Decode, PlainLayer
 from hydrainfer.ops.pinned import packed_bytes, to_device, to_host, upload
+from hydrainfer.ops.reference import norm_heads
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, packing, pausing, select_ops, stepping, variants
 from hydrainfer.ops.shortlist import Shortlist
@@ -26,6 +27,7 @@ __all__ = [
     "Decode",
     "DeltaLayer",
     "ExpertWeights",
+    "HeadNorms",
     "Int8Weight",
     "OpSet",
     "PagedAttention",
@@ -38,6 +40,7 @@ __all__ = [
     "block_copier",
     "computes_sooner",
     "modules_for",
+    "norm_heads",
     "packed_bytes",
     "packing",
     "pausing",

@@ -36,6 +36,15 @@ class KV(NamedTuple):
     values: Tensor
 
 
+class HeadNorms(NamedTuple):
+    """The weights [head_dim] by which the heads of queries and of keys are normalised, each head by itself, before they
+    are rotated: in the heads' dtype or, see `rms_norm_wide`, in float32."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
 @dataclass(slots=True)
 class AttentionBatch:
     """A varlen batch over a paged cache. Requests lie one after the other in the flattened rows. Those that compute
@@ -52,6 +61,8 @@ class AttentionBatch:
 
     `window`: a token sees only the last `window` tokens, itself included; 0: no limit. `spans`: (request, first, stop),
     the tokens of one picture. They lie in one chunk and see each other in both directions.
+
+    `skips`: a CUDA graph computes the batch, and rows whose slot is -1 are padding, which is not written.
     """
 
     counts: list[int]
@@ -65,6 +76,7 @@ class AttentionBatch:
     window: int = 0
     spans: Sequence[tuple[int, int, int]] = ()
     captured: Captured | None = None
+    skips: bool = False
     plan: Any = None
     """The result of the chosen attention's `prepare`, if it has one."""
     _tiles: list[list[Tile]] | None = None

@@ -57,11 +57,14 @@ class OpSet:
     linear: Callable
     linear_add: Callable
     rms_norm: Callable
+    rms_norm_wide: Callable
     silu_and_mul: Callable
     gelu_tanh_and_mul: Callable
+    clamped_swiglu: Callable
     quick_gelu: Callable
     rope: Callable
     rope_write_kv: Callable
+    norm_rope_write_kv: Callable
     prepare: Callable
     attention: Callable
     attention_segments: Callable
@@ -90,6 +93,13 @@ class OpSet:
     def captures_experts(self) -> bool:
         """Whether experts can be part of a CUDA graph, because they do not wait for the device."""
         return ("experts", "torch-grouped") in self.chosen
+
+    @property
+    def captures_scans(self) -> bool:
+        """Whether models with recurrent layers can be part of a CUDA graph, whose padding rows leave nothing
+        (`ScanBatch.captured`, `AttentionBatch.skips`)."""
+        ops = "short_conv", "gated_delta", "rope_write_kv", "norm_rope_write_kv"
+        return {(op, "native-cuda") for op in ops} <= {*self.chosen}
 
     def captures_segments(self, head_dim: int) -> bool:
         """Whether a CUDA graph of `attention_segments` can be replayed with other segment lengths than the captured
@@ -174,8 +184,8 @@ def _packed(weight: Tensor | Int8Weight) -> bool:
 
 
 OPERATORS = (
-    "linear", "linear_add", "rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "quick_gelu", "rope",
-    "rope_write_kv", "prepare", "attention", "attention_segments",
+    "linear", "linear_add", "rms_norm", "rms_norm_wide", "silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu",
+    "quick_gelu", "rope", "rope_write_kv", "norm_rope_write_kv", "prepare", "attention", "attention_segments",
     "short_conv", "gated_delta", "experts",
 )  # fmt: skip
 

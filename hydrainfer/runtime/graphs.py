@@ -30,6 +30,9 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.005
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 
+_READ = ("ids", "positions", "slots", "sources", "targets")
+"""The arrays that the kernels of a decode step read, besides those that attention is planned with."""
+
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs a step once and captures it. Returns a function that replays it, and the tensor that it writes."""
 
@@ -47,8 +50,8 @@ def no_graphs(model: Model) -> str:
         return "no GPU"
     if not model.ops.captures:
         return "attention is not FlashInfer's"
-    if text.recurrence is not None:
-        return "recurrent states"
+    if text.recurrence is not None and not model.ops.captures_scans:
+        return "recurrent states without our CUDA kernels"
     return "experts wait for the device" if text.experts is not None and not model.ops.captures_experts else ""
 
 
@@ -154,7 +157,7 @@ class DecodeGraphs:
     def _set(self, rows: int, p: PackedTokens) -> _Graph:
         """The graph of `rows` rows, with this step's arrays in its memory."""
         arrays, device = self._steps.arrays(p), self._steps.device
-        read = {name: arrays.pop(name) for name in list(arrays) if name in ("ids", "positions") or ".slots" in name}
+        read = {name: arrays.pop(name) for name in list(arrays) if name.rpartition(".")[2] in _READ}
         graph = self._graphs.get(rows)
         memory = graph.memory if graph else torch.empty(packed_bytes(read), dtype=torch.uint8, device=device)
         on = upload(read, device, memory) | upload(arrays, device)

@@ -64,23 +64,94 @@ class KernelsDouble:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def rope_write_kv(self, qk, fresh, cos, sin, keys, values, slots) -> None:
+    def rope(self, qk, cos, sin) -> None:
+        rows, _, dim = qk.shape
+        assert all(x.device == CUDA for x in (qk, cos, sin)) and qk.stride()[1:] == (dim, 1)
+        self._turns(rows, dim, cos, sin)
+        assert all(n * qk.element_size() % min(16, 4 * qk.element_size()) == 0 for n in (dim // 2, cos.shape[1]))
+        self.calls.append("rope")
+
+    def write_heads(self, qk, fresh, to, q_norm, k_norm, cos, sin, keys, values, slots, eps) -> None:
         rows, heads, dim = qk.shape
-        assert all(x.device == CUDA for x in (qk, fresh, cos, sin, keys, values, slots))
-        assert cos.shape == sin.shape == (rows, dim // 2) and cos.dtype == sin.dtype == torch.float32
-        assert cos.is_contiguous() and sin.is_contiguous() and qk.dtype == fresh.dtype == keys.dtype == values.dtype
+        assert all(x.device == CUDA for x in (qk, fresh, to, cos, sin, keys, values, slots))
+        self._turns(rows, dim, cos, sin)
+        assert qk.dtype == to.dtype == fresh.dtype == keys.dtype == values.dtype and to.shape == qk.shape
         assert slots.shape == (rows,) and slots.dtype == torch.int64
         assert keys.shape == values.shape and keys.stride() == values.stride() and keys.stride()[2:] == (dim, 1)
         assert keys.shape[3] == dim and heads >= keys.shape[2] and fresh.shape == (rows, keys.shape[2], dim)
-        assert qk.stride()[1:] == fresh.stride()[1:] == (dim, 1) and keys.stride(1) == keys.shape[2] * dim
-        assert dim // 2 * qk.element_size() % 16 == 0
-        self.calls.append("rope_write_kv")
+        assert qk.stride()[1:] == to.stride()[1:] == fresh.stride()[1:] == (dim, 1)
+        assert keys.stride(1) == keys.shape[2] * dim
+        assert all(n * qk.element_size() % 16 == 0 for n in (dim // 2, cos.shape[1]))
+        assert (q_norm is None) == (k_norm is None) == (to is qk), "heads that are normalised go elsewhere"
+        if q_norm is not None:
+            assert q_norm.dtype == k_norm.dtype and q_norm.dtype in (qk.dtype, torch.float32) and eps > 0
+            assert q_norm.shape == k_norm.shape == (dim,)
+        self.calls.append("write_heads")
+
+    @staticmethod
+    def _turns(rows, dim, cos, sin) -> None:
+        assert cos.shape == sin.shape and cos.shape[0] == rows and 2 * cos.shape[1] <= dim and cos.shape[1] % 4 == 0
+        assert cos.dtype == sin.dtype == torch.float32 and cos.is_contiguous() and sin.is_contiguous()
 
     def silu_and_mul(self, gate_up, out) -> None:
+        self._gates("silu_and_mul", gate_up, out)
+
+    def gelu_tanh_and_mul(self, gate_up, out) -> None:
+        self._gates("gelu_tanh_and_mul", gate_up, out)
+
+    def clamped_swiglu(self, gate_up, out, limit, alpha) -> None:
+        assert limit > 0 and alpha > 0
+        self._gates("clamped_swiglu", gate_up, out)
+
+    def _gates(self, name, gate_up, out) -> None:
+        least = 16 if name == "clamped_swiglu" else min(16, 4 * out.element_size())
         assert gate_up.is_contiguous() and out.is_contiguous() and gate_up.dtype == out.dtype
         assert out.shape == (gate_up.shape[0], gate_up.shape[1] // 2)
-        assert out.shape[1] * out.element_size() % 16 == 0
-        self.calls.append("silu_and_mul")
+        assert out.shape[1] * out.element_size() % least == 0
+        self.calls.append(name)
+
+    def quick_gelu(self, x) -> None:
+        assert x.is_contiguous() and x.dim() == 2 and x.shape[1] * x.element_size() % 16 == 0
+        self.calls.append("quick_gelu")
+
+    def rms_norm_wide(self, x, weight, out, eps) -> None:
+        assert x.is_contiguous() and out.is_contiguous() and x.shape == out.shape and x.dtype == out.dtype and eps > 0
+        assert weight.dtype == torch.float32 and weight.shape == (x.shape[1],)
+        assert x.shape[1] * x.element_size() % 16 == 0
+        self.calls.append("rms_norm_wide")
+
+    def conv_step(self, x, weight, bias, tails, sources, targets, out, silu) -> None:
+        rows, channels = x.shape
+        assert x.stride(1) == 1 and out.is_contiguous() and out.shape == x.shape and weight.is_contiguous()
+        assert (
+            weight.shape[0] == channels
+            and weight.shape[1] in (3, 4, 7)
+            and tails.shape[1:] == (weight.shape[1] - 1, channels)
+        )
+        assert tails.stride()[1:] == (channels, 1) and (bias is None or bias.shape == (channels,))
+        assert all(t.storage_offset() * t.element_size() % 16 == 0 for t in (x, tails))
+        assert all(n * x.element_size() % 16 == 0 for n in (channels, x.stride(0), tails.stride(0)))
+        assert x.dtype == weight.dtype == tails.dtype == out.dtype
+        self._ids(rows, sources, targets)
+        self.calls.append("conv_step")
+
+    def delta_step(self, mixed, gate, beta, step, norm, rate, bias, states, sources, targets, out, eps) -> None:
+        rows, (heads, key_dim, dim) = len(mixed), states.shape[1:]
+        assert mixed.is_contiguous() and out.is_contiguous() and gate.shape == out.shape == (rows, heads * dim)
+        assert beta.shape == step.shape == (rows, heads) and norm.shape == (dim,)
+        assert gate.stride(1) == beta.stride(1) == step.stride(1) == 1
+        assert rate.shape == bias.shape == (heads,) and rate.dtype == bias.dtype == states.dtype == torch.float32
+        assert states.stride()[1:] == (key_dim * dim, dim, 1) and states.stride(0) % 4 == 0
+        assert gate.stride(0) % 4 == gate.storage_offset() % 4 == 0 and eps > 0
+        assert key_dim % 16 == dim % 4 == 0 and max(key_dim, dim) <= 128
+        assert (mixed.shape[1] - heads * dim) % (2 * key_dim) == 0
+        self._ids(rows, sources, targets)
+        self.calls.append("delta_step")
+
+    @staticmethod
+    def _ids(rows, sources, targets) -> None:
+        assert sources.shape == targets.shape == (rows,) and sources.dtype == targets.dtype == torch.int64
+        assert sources.device == targets.device == CUDA
 
     def copy_blocks(self, to, source, to_ids, source_ids) -> None:
         assert to.shape[1] == source.shape[1] and to.shape[1] % 16 == 0
@@ -95,7 +166,7 @@ class FakeRig:
     def __init__(self, name: str, layers: int, capture=None) -> None:
         config = read_config(MODELS / name)
         object.__setattr__(config.text, "layers", layers)
-        self.shape, self.grid = PICTURES[name]
+        self.shape, self.grid = PICTURES.get(name, ((0,), None))
         ops = select_ops(CUDA, torch.bfloat16, config.text.head_dim)
         self.model = Model(config, Role.parse("EPD"), ops, torch.bfloat16, CUDA)
         self.specs = specs = self.model.cache_specs()
@@ -104,18 +175,21 @@ class FakeRig:
         self.pixels = np.zeros(self.shape, np.uint8)
         language, vision = (LaneThread(name, CUDA, lambda: None) for name in ("language", "vision"))
         self.language = LanguageRunner(self.model, self.stores.values(), language, capture=capture)
-        self.vision = VisionRunner(self.model, self.stores["embed"], lambda _: self.pixels, vision)
-        self.n_requests = 0
+        self.lanes, self.n_requests = (language, vision), 0
+        if self.model.vision is not None:
+            self.vision = VisionRunner(self.model, self.stores["embed"], lambda _: self.pixels, vision)
 
     def close(self) -> None:
-        self.language.close()
-        self.vision.close()
+        for lane in self.lanes:
+            lane.close()
 
     def sequence(self, sampling: SamplingParams = SAMPLINGS["greedy"], n_text: int = 20) -> LiveSequence:
         self.n_requests += 1
-        n = self.model.vision.rows(PatchedPicture(self.pixels, self.grid))
-        ids = (1, *[self.model.config.media_tokens[0]] * n, *range(300, 300 + n_text))
-        media = (MediaSpan(1, n, b"key", "pixels", self.grid),)
+        seen, media = [], ()
+        if self.model.vision is not None:
+            n = self.model.vision.rows(PatchedPicture(self.pixels, self.grid))
+            seen, media = [self.model.config.media_tokens[0]] * n, (MediaSpan(1, n, b"key", "pixels", self.grid),)
+        ids = (1, *seen, *range(300, 300 + n_text))
         name = f"r{self.n_requests}"
         request = Request(id=name, prompt_ids=ids, sampling=sampling, max_tokens=64, seed=1, media=media, eos_ids=(2,))
         seq = LiveSequence(request, (0.0, 0), 0.0)
@@ -125,7 +199,8 @@ class FakeRig:
 
     def packed(self, work: list[TokenWork], before: list[TokenWork] = ()) -> PackedTokens:
         r = self.language
-        return pack_tokens(work, r._tables, self.stores["embed"].spec, r._rotary, before=before)
+        embed = self.stores["embed"].spec if "embed" in self.stores else None
+        return pack_tokens(work, r._tables, embed, r._rotary, r._sums, before)
 
     def hidden(self, work: list[TokenWork]) -> torch.Tensor:
         return self.language._forward(self.packed(work))
@@ -264,7 +339,7 @@ def test_a_step_by_a_graph_is_two_copies_and_a_replay(monkeypatch, kernels):
             for part in (recorder.copies, recorder.waits, kernels.calls):
                 part.clear()
             assert rig.hidden(work).shape == (n, rig.model.config.text.hidden)
-            assert kernels.calls.count("rope_write_kv") == (0 if n == 4 else 2), "three are padded to four"
+            assert kernels.calls.count("write_heads") == (0 if n == 4 else 2), "three are padded to four"
             assert len(recorder.copies) <= 2 and not recorder.waits
         rig.close()
 
@@ -321,7 +396,7 @@ def test_launches_of_a_decode_step(on_cuda, kernels):
     work = [decode(rig) for _ in range(4)]
     recorder.calls.clear()
     rig.hidden(work)
-    assert kernels.calls.count("rope_write_kv") == kernels.calls.count("silu_and_mul") == 3, "one for each layer"
+    assert kernels.calls.count("write_heads") == kernels.calls.count("silu_and_mul") == 3, "one for each layer"
     assert (len(recorder.calls) + len(kernels.calls)) / 3 < 32, recorder.calls
 
 
