@@ -138,10 +138,14 @@ class CudaKernels:
             out[n:] = reference.gated_delta(qkv, gate, beta, step, layer, tails, states, batch.chunks, rule, norm)
         return out
 
-    def copy_blocks(self, to: Tensor, to_ids: Tensor, source: Tensor, source_ids: Tensor) -> None:
-        """Copy blocks `source_ids` of `source` [blocks, bytes] uint8 to blocks `to_ids` of `to`, in one launch if the
-        size of a block is a multiple of 16 bytes. Ids are int64 on the device, `to_ids` without repetition."""
-        if to.shape[1] % _ACCESS:
+    def copy_blocks(self, to: Tensor, to_ids: Tensor, source: Tensor | int, source_ids: Tensor) -> None:
+        """Copy blocks `source_ids` of `source` to blocks `to_ids` of `to`, in one launch if the size of a block is a
+        multiple of 16 bytes. `to` [blocks, bytes] uint8; `source` is like it, or the address at which blocks of
+        another process are mapped, a multiple of 16 as the size of a block. Ids are int64 on the device, `to_ids`
+        without repetition."""
+        if isinstance(source, int):
+            self._module.copy_blocks_from(to, source, to_ids, source_ids)
+        elif to.shape[1] % _ACCESS:
             to[to_ids] = source[source_ids]
         else:
             self._module.copy_blocks(to, source, to_ids, source_ids)
@@ -206,7 +210,7 @@ def cuda_kernels() -> tuple[CudaKernels | None, tuple[str, ...]]:
     return (None if module is None else CudaKernels(module)), notes
 
 
-def block_copier(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], None] | None:
+def block_copier(device: torch.device) -> Callable[[Tensor, Tensor, Tensor | int, Tensor], None] | None:
     """`CudaKernels.copy_blocks`; None if this device has none."""
     kernels = cuda_kernels()[0] if device.type == "cuda" else None
     return None if kernels is None else kernels.copy_blocks

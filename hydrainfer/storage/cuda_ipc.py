@@ -13,14 +13,17 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from hydrainfer.core import ConfigError, ExportHandle
+from hydrainfer.ops import upload
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import PeerTransport, TransportError, Unreachable, pieces_of
+from hydrainfer.storage.transport import CopyBlocks, PeerTransport, TransportError, Unreachable, pieces_of
 
 _HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 _STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+_ACCESS = 16  # bytes; the kernel reads so many at once
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 
 
@@ -69,8 +72,13 @@ def offer(store: BlockStore) -> str:
 
 
 class CudaIpcTransport(PeerTransport["_OpenAllocations"]):
-    """The transport over CUDA IPC. It keeps one mapping per store of a peer. A copy is one driver call on the calling
-    thread's stream, which is not the default one."""
+    """The transport over CUDA IPC. It keeps one mapping per store of a peer. A copy of one run of blocks is a driver
+    call on the calling thread's stream, which is not the default one. Several runs are one launch of `copy_blocks`, if
+    there is such a kernel: the driver needs some 5 us for each run (an H200 copied 512 KiB runs at 96 GB/s)."""
+
+    def __init__(self, copy_blocks: CopyBlocks | None = None) -> None:
+        super().__init__()
+        self._copy_blocks = copy_blocks
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
@@ -83,7 +91,12 @@ class CudaIpcTransport(PeerTransport["_OpenAllocations"]):
             assert stream, "the legacy default stream would wait for all others"
             if not pieces:
                 return
+            together = len(pieces) > 1 and not on_host and not size % _ACCESS and not theirs % _ACCESS
             try:
+                if self._copy_blocks is not None and together:
+                    on = upload({"to": np.array(ids), "from": np.array(source_ids)}, device)
+                    self._copy_blocks(store.bytes, on["to"], theirs, on["from"])
+                    return
                 _copy([(ours + p.into * size, theirs + p.first * size, p.n * size) for p in pieces], stream, on_host)
             finally:  # no timeout: a copy cannot be cancelled, so it has to end, even if another was refused
                 _call("cuStreamSynchronize", ctypes.c_void_p(stream))

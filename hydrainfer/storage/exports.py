@@ -129,7 +129,8 @@ def _check_server(host: str, secret: bytes) -> None:
 
 class Routes:
     """The `Transport` to every peer: `transport` or, with auto, the best that each peer offers. A way that does not
-    work is skipped. `device`: the device of our caches. `copy_blocks`: see `LocalTransport`."""
+    work is skipped. `device`: the device of our caches. `copy_blocks`: the kernel that copies
+    scattered blocks, if there is one."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class Routes:
         makers: dict[str, Callable[[], Transport]] = {
             "local": lambda: LocalTransport(local or LocalExports(), copy_blocks),
             "shared-memory": SharedMemoryTransport,
-            "cuda-ipc": CudaIpcTransport,
+            "cuda-ipc": lambda: CudaIpcTransport(copy_blocks),
             "tcp": lambda: TcpTransport(secret, timeout_s),
             "gloo": lambda: TwoSidedTransport(GLOO, secret, timeout_s),
             "nccl": lambda: TwoSidedTransport(NCCL, secret, timeout_s),

@@ -181,6 +181,14 @@ void copy_blocks_into(TensorView to, TensorView from, TensorView to_ids, TensorV
   check();
 }
 
+// As above, from memory that is mapped at an address: a peer's.
+void copy_blocks_from_address(TensorView to, int64_t address, TensorView to_ids, TensorView from_ids) {
+  if (to.size(1) % 16 || address % 16) TVM_FFI_THROW(ValueError) << "blocks must begin at multiples of 16 bytes";
+  run_copy_blocks(data<void>(to), reinterpret_cast<const void*>(address), data<const int64_t>(to_ids),
+                  data<const int64_t>(from_ids), to_ids.size(0), to.size(1), stream_of(to));
+  check();
+}
+
 }  // namespace hydra
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope, hydra::rope_in_place);
@@ -193,3 +201,4 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm_wide, hydra::rms_norm_wide_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(conv_step, hydra::conv_step_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(delta_step, hydra::delta_step_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_blocks, hydra::copy_blocks_into);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_blocks_from, hydra::copy_blocks_from_address);

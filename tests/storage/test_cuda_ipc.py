@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from hydrainfer.core import ConfigError, ExportHandle
-from hydrainfer.storage import BlockStore, Exports, TransportError, Unreachable
+from hydrainfer.storage import BlockStore, Exports, TransportError, Unreachable, cuda_ipc
 from hydrainfer.storage.cuda_ipc import CudaIpcTransport, IpcAllocation
 from tests.storage import driver
 from tests.storage.peers import SPECS, _context, content
@@ -94,6 +95,26 @@ def test_blocks_of_an_invisible_gpu_in_one_call(library, log, exporter):
     transport.forget(exporter.handle.owner)
     transport.close()
     assert calls(log)[-2:] == ["synchronize", "close"]
+    store.free()
+
+
+def test_scattered_blocks_are_one_launch_of_our_kernel(log, exporter, monkeypatch):
+    """The driver takes as long for each piece of a batch as for one."""
+    launches = []
+
+    def kernel(to, to_ids, source, source_ids) -> None:
+        launches.append(len(to_ids))
+        size = to.shape[1]
+        for i, into in zip(source_ids.tolist(), to_ids.tolist()):
+            to[into] = torch.frombuffer((ctypes.c_ubyte * size).from_address(source + i * size), dtype=torch.uint8)
+
+    monkeypatch.setattr(cuda_ipc, "upload", lambda arrays, _: {k: torch.from_numpy(v) for k, v in arrays.items()})
+    store, transport = driver.DriverStore(9), CudaIpcTransport(kernel)
+    transport.copy(exporter.handle, IDS, store, INTO)
+    transport.copy(exporter.handle, [4, 5], store, [7, 8])
+    assert torch.equal(store.bytes[[*INTO, 7, 8]], content("kv", 8, 1)[[*IDS, 4, 5]])
+    assert launches == [5] and calls(log)[:2] == ["open", "synchronize"], "one run of blocks is the driver's"
+    transport.close()
     store.free()
 
 
