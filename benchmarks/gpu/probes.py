@@ -9,12 +9,14 @@ import argparse
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.floors import fastest_s, waits_for
 from benchmarks.gpu.parts import PROBES
@@ -30,12 +32,12 @@ def _dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def _random(device: torch.device, *shape: int, seed: int) -> torch.Tensor:
+def _random(device: torch.device, *shape: int, seed: int) -> Tensor:
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return drawn.to(device, _dtype(device))
 
 
-def _difference(got: torch.Tensor, want: torch.Tensor) -> float:
+def _difference(got: Tensor, want: Tensor) -> float:
     """The largest difference; raises if it is too large."""
     torch.testing.assert_close(got.float(), want.float(), rtol=_TOLERANCE, atol=_TOLERANCE)
     return float((got.float() - want.float()).abs().max())
@@ -116,7 +118,7 @@ def attention(device: torch.device, models: Path) -> str:  # noqa: ARG001
     return f"largest difference {worst:.4f}, first call {took_s:.2f} s"
 
 
-def _replayed(device: torch.device, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+def _replayed(device: torch.device, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """What computes `run` again into the tensor that is returned: a graph, or on a CPU a call."""
     if device.type == "cpu":
         out = run()
@@ -154,6 +156,11 @@ def replay(device: torch.device, models: Path) -> str:  # noqa: ARG001
     return f"largest difference {worst:.4f}"
 
 
+def _within(ops: OpSet, q: Tensor, k: Tensor, v: Tensor, place: list[Segments]) -> Tensor:
+    """Attention within the segments that are in `place` when it is called."""
+    return ops.attention_segments(q, k, v, place[0], q.shape[2] ** -0.5)
+
+
 def tower(device: torch.device, models: Path) -> str:  # noqa: ARG001
     """A tower's attention within pictures, captured and replayed with pictures of other sizes."""
     ops = select_ops(device, _dtype(device), _HEAD_DIM)
@@ -164,9 +171,7 @@ def tower(device: torch.device, models: Path) -> str:  # noqa: ARG001
         q, k, v = _random(device, 256, 3, 4, dim, seed=8).unbind(1)
         now = Segments(lengths, device, longest=256)
         starts, place = now.starts, [now]
-        again, out = _replayed(device, lambda q=q, k=k, v=v, place=place, dim=dim: ops.attention_segments(
-            q, k, v, place[0], dim**-0.5
-        ))  # fmt: skip
+        again, out = _replayed(device, partial(_within, ops, q, k, v, place))
         for other in others:
             place[0] = Segments(other, device)
             starts.copy_(place[0].starts)
@@ -214,7 +219,12 @@ def copies(device: torch.device, models: Path) -> str:  # noqa: ARG001
         wait()
         pieces = [(to.data_ptr() + i * size, source.data_ptr() + i * size, size) for i in ids]
         stream = torch.cuda.Stream(device)
-        rate = n * size / fastest_s(lambda: (cuda_ipc._copy(pieces, stream.cuda_stream, False), wait()), 5) / 1e9
+
+        def by_driver() -> None:
+            cuda_ipc._copy(pieces, stream.cuda_stream, False)
+            wait()
+
+        rate = n * size / fastest_s(by_driver, 5) / 1e9
         assert torch.equal(to[place], source[place]), "the driver copied something else"
         rates.append(f"driver {rate:.0f}")
     return ", ".join(rates)
@@ -234,8 +244,13 @@ def pinned(device: torch.device, models: Path) -> str:  # noqa: ARG001
     host = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=on_cuda)
     took_s = time.perf_counter() - start_s
     there, wait = torch.empty(n_bytes, dtype=torch.uint8, device=device), waits_for(device)
-    rates = [n_bytes / fastest_s(lambda a=a, b=b: (a.copy_(b, non_blocking=True), wait()), 3) / 1e9
-             for a, b in ((there, host), (host, there))]  # fmt: skip
+
+    def copy(to: Tensor, source: Tensor) -> None:
+        to.copy_(source, non_blocking=True)
+        wait()
+
+    pairs = ((there, host), (host, there))
+    rates = [n_bytes / fastest_s(partial(copy, *pair), 3) / 1e9 for pair in pairs]
     return f"pinned in {took_s:.2f} s, {rates[0]:.1f} GB/s there, {rates[1]:.1f} GB/s back"
 
 
