@@ -36,6 +36,8 @@ LIMITS = {  # launches per layer of a decode step, and of the tower
     "gemma-3-4b": (18, 11),
     "lfm3-vl-2b": (20, 25),
     "qwen3.5-9b": (20, 11),
+    "gpt-oss-20b": (30, None),
+    "qwen3-next-80b-a3b": (40, None),
 }
 LAYERS = ((Llama, "_layer"), (QwenVision, "_run"), (ClipLayer, "run"), (Lfm3Vision, "_run"))
 
