@@ -70,7 +70,7 @@ class Processes:
 def in_processes() -> Iterator[None]:
     """Within it, instances that Ray would start are plain processes."""
 
-    def launcher_of(config: Any, specs: Any, births: Any) -> tuple[Processes, RunFolder]:  # noqa: ARG001
+    def launcher_of(config: Any, specs: Any, births: Any, by_ray: bool) -> tuple[Processes, RunFolder]:  # noqa: ARG001
         return Processes(partial(instances.build_node, births, None)), RunFolder(for_ray=False)
 
     with mock.patch.object(instances, "_launcher_of", launcher_of):
