@@ -5,6 +5,7 @@ Called by models. Never holds weights, caches or state of requests; never decide
 
 from hydrainfer.ops.alone import alone, settle
 from hydrainfer.ops.batch import KV, AttentionBatch, Captured, HeadNorms, Segments, starts_of, visible
+from hydrainfer.ops.build import build_cuda_kernels, cause, ninja_on_path
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.flashinfer import WORKSPACE_BYTES
@@ -38,8 +39,11 @@ __all__ = [
     "Shortlist",
     "alone",
     "block_copier",
+    "build_cuda_kernels",
+    "cause",
     "computes_sooner",
     "modules_for",
+    "ninja_on_path",
     "norm_heads",
     "packed_bytes",
     "packing",

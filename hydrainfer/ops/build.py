@@ -78,25 +78,25 @@ def load_cuda_kernels() -> tuple[Any | None, tuple[str, ...]]:
         return None, (f"CUDA kernels did not build ({cause(e)}); using torch operators",)
 
 
-def build_cuda_kernels() -> Path:
-    """The library of `kernels/cuda`, compiled if that is not cached, but not loaded. Without a GPU,
-    `TVM_FFI_CUDA_ARCH_LIST` ("9.0") in the environment names the architecture. The library's folder may be copied to
-    the same place below another machine's cache folder. Raises anything."""
+def build_cuda_kernels(architectures: str | None = None) -> Path:
+    """The library of `kernels/cuda`, compiled if that is not cached, but not loaded. `architectures` ("9.0"): default,
+    those of this machine's GPUs, or of `TVM_FFI_CUDA_ARCH_LIST` in the environment. The library's folder may be copied
+    to the same place below another machine's cache folder. Raises anything."""
     import tvm_ffi.cpp
 
-    build = _cuda_build()
+    build = _cuda_build(architectures)
     library = _build_folder(build.key) / f"{build.name}.so"
     if not library.with_name(_DONE).exists():
         _compiled(build, tvm_ffi.cpp.build)
     return library
 
 
-def _cuda_build() -> _Build:
+def _cuda_build(architectures: str | None = None) -> _Build:
     """The build of `kernels/cuda`. Its key has the architecture, and nothing else of this machine: the library needs
     neither this processor nor this compiler. Raises `ConfigError` if there cannot be one."""
     import tvm_ffi
 
-    folder, compiler, architectures = shipped("kernels") / "cuda", nvcc(), _architectures()
+    folder, compiler, architectures = shipped("kernels") / "cuda", nvcc(), architectures or _architectures()
     if not (folder / "ops.cu").exists():
         raise ConfigError("CUDA kernels are not part of this installation")
     if not architectures:

@@ -197,7 +197,7 @@ def test_the_start_says_what_attends_and_what_is_replayed():
         ("llava-1.5-7b", "reference", ""),
         ("gpt-oss-20b", "torch-grouped", ""),
         ("gpt-oss-20b", "reference", "experts wait for the device"),
-        ("qwen3.5-9b", "reference", "recurrent states"),
+        ("qwen3.5-9b", "reference", "recurrent states without our CUDA kernels"),
     ],
 )
 def test_steps_are_captured_unless_an_operator_waits(name, experts, reason):
