@@ -21,7 +21,13 @@ _QWEN2: dict[str, Any] = {  # heads of 128
     "num_key_value_heads": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
 }
-_DELTA: dict[str, Any] = {"head_dim": 256, "rope_parameters": _DELTA_ROPE | {"mrope_section": [24, 20, 20]}}
+_DELTA: dict[str, Any] = {  # states that our kernels take, which a graph needs
+    "head_dim": 256,
+    "rope_parameters": _DELTA_ROPE | {"mrope_section": [24, 20, 20]},
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+}
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "llava": lambda out: make_llava(out, head_dim=64, hidden=128),

@@ -27,9 +27,9 @@ from hydrainfer.core import Lane as LaneName
 from hydrainfer.grammar import Guided
 from hydrainfer.models import Model, PatchedPicture
 from hydrainfer.models.qwen_tower import QwenVision
-from hydrainfer.ops import select, select_ops, torch_variants
+from hydrainfer.ops import ScanBatch, select, select_ops, torch_variants, upload
 from hydrainfer.ops.cuda import CudaKernels
-from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_passes_for
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_passes_for, graphs
 from hydrainfer.runtime.graphs import PassGraphs
 from hydrainfer.runtime.packing import PackedTokens, pack_tokens
 from hydrainfer.runtime.sampler import choose, sample
@@ -341,6 +341,34 @@ def test_a_step_by_a_graph_is_two_copies_and_a_replay(monkeypatch, kernels):
             assert rig.hidden(work).shape == (n, rig.model.config.text.hidden)
             assert kernels.calls.count("write_heads") == (0 if n == 4 else 2), "three are padded to four"
             assert len(recorder.copies) <= 2 and not recorder.waits
+        rig.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-9b", "qwen3-next-80b-a3b", "lfm3-vl-2b", "gpt-oss-20b"])
+def test_a_step_of_any_family_by_a_graph(monkeypatch, kernels, name):
+    """What a captured step reads lies where the graph reads it; a step waits for nothing."""
+    if name not in PICTURES:
+        monkeypatch.setitem(PICTURES, name, ((1, 256, 384, 3), (1, 8, 12)))
+    fixed: set[str] = set()
+
+    def recorded(arrays, device, memory=None):
+        fixed.update(arrays if memory is not None else ())
+        return upload(arrays, device, memory)
+
+    monkeypatch.setattr(graphs, "upload", recorded)
+    with fake_cuda(monkeypatch) as recorder:
+        rig = FakeRig(name, layers=4, capture=lambda run: (lambda: None, run()))
+        for n in (3, 4):
+            work = [decode(rig) for _ in range(n)]
+            for part in (recorder.copies, recorder.waits, kernels.calls):
+                part.clear()
+            assert rig.hidden(work).shape == (n, rig.model.config.text.hidden)
+            assert len(recorder.copies) <= 2 and not recorder.waits
+        (graph,) = rig.language._graphs._graphs.values()
+        _, on, caches = graph.step
+        for batch in (cache.batch for cache in caches):
+            used = (batch.sources, batch.targets) if isinstance(batch, ScanBatch) else (batch.slots,)
+            assert all(any(array is on[one] for one in fixed) for array in used)
         rig.close()
 
 

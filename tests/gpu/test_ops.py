@@ -15,6 +15,7 @@ from hydrainfer.ops import (
     HeadNorms,
     PagedAttention,
     ScanBatch,
+    ScanRows,
     Segments,
     block_copier,
     reference,
@@ -122,12 +123,12 @@ def test_rope_of_a_tower(device, dtype, heads, dim):
 
 
 def scans(device, *shapes) -> tuple[list[torch.Tensor], list[torch.Tensor], ScanBatch]:
-    """States twice, and 33 rows of which some continue in place, some from nothing, some elsewhere."""
+    """States twice, and 33 rows of which some continue in place, some from nothing, some elsewhere; then a chunk."""
     kept = [random(80, 2, *shape, dtype=dtype, seed=i).to(device) for i, (dtype, *shape) in enumerate(shapes)]
     ours, theirs = ([x.clone()[:, 1] for x in kept] for _ in range(2))
     targets = torch.arange(33, device=device)
     sources = torch.where(targets % 3 == 0, targets, torch.where(targets % 3 == 1, -1, targets + 40))
-    return ours, theirs, ScanBatch(33, sources, targets, [])
+    return ours, theirs, ScanBatch(33, sources, targets, [ScanRows(slice(33, 40), 75, 76)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -135,7 +136,7 @@ def scans(device, *shapes) -> tuple[list[torch.Tensor], list[torch.Tensor], Scan
 def test_a_step_of_a_short_convolution(device, dtype, width, biased):
     ops, channels = select_ops(device, dtype, 64), 2048
     (tails,), (wanted,), batch = scans(device, (dtype, width - 1, channels))
-    x, weight = random(33, channels, dtype=dtype).to(device), random(channels, width, dtype=dtype, seed=1).to(device)
+    x, weight = random(40, channels, dtype=dtype).to(device), random(channels, width, dtype=dtype, seed=1).to(device)
     bias = random(channels, dtype=dtype, seed=2).to(device) if biased else None
     got, want = (f(x, weight, bias, t, batch) for f, t in ((ops.short_conv, tails), (reference.short_conv, wanted)))
     close(got, want)
@@ -146,9 +147,8 @@ def test_a_step_of_a_short_convolution(device, dtype, width, biased):
 @pytest.mark.parametrize(("heads", "key_heads", "key_dim", "dim"), [(32, 16, 128, 128), (4, 4, 64, 32)], ids=str)
 def test_a_step_of_the_delta_rule(device, dtype, heads, key_heads, key_dim, dim):
     ops, channels, values = select_ops(device, dtype, 256), 2 * key_heads * key_dim + heads * dim, heads * dim
-    shapes = (dtype, 3, channels), (torch.float32, heads, key_dim, dim)
-    ours, theirs, batch = scans(device, *shapes)
-    rows = random(33, channels + values + 2 * heads, dtype=dtype).to(device).split([channels, values, heads, heads], 1)
+    ours, theirs, batch = scans(device, (dtype, 3, channels), (torch.float32, heads, key_dim, dim))
+    rows = random(40, channels + values + 2 * heads, dtype=dtype).to(device).split([channels, values, heads, heads], 1)
     conv, norm = random(channels, 4, dtype=dtype, seed=1) / 2, random(dim, dtype=dtype, seed=2)
     rates, biases = torch.linspace(-4.0, 1.0, heads), random(heads, dtype=torch.float32, seed=3)
     layer = DeltaLayer(*(x.to(device) for x in (conv, norm, rates, biases)), 1e-6)
