@@ -60,7 +60,8 @@ class Bench:
     def __init__(self, name: str, mode: str, device: torch.device, out: Path) -> None:
         self.name, self.mode, self.device, self.out = name, mode, device, out
         self.dry = device.type == "cpu"
-        self.shape: Shape = TINY if self.dry else MODELS[name]
+        shape: Shape = MODELS[name]
+        self.shape = TINY._replace(size=shape.size and TINY.size) if self.dry else shape
         folder = folder_of(name, out.parent / "models" if self.dry else None)
         dtype: Literal["float32", "bfloat16"] = "float32" if self.dry else "bfloat16"
         config = read_config(folder)
@@ -87,13 +88,18 @@ class Bench:
         settings = {"model": self.name, "mode": self.mode, "device": self.device.type}
         write_result("gpu.micro", QUESTION, settings, self.results, self.out)
 
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Those of pictures; none if the model takes text only."""
+        return [] if self.shape.size is None else [self.shape.size]
+
     def pictures(self, n: int) -> BatchShape:
-        (tokens,) = pictures_of(self.model.config, [self.shape.size])
+        (tokens,) = pictures_of(self.model.config, self.sizes)
         return BatchShape(pictures=n, tokens=tokens)
 
     def works(self, n_cases: int | None = None) -> list[BatchShape]:
         """The batches to measure; of `n_cases`, a decode, a prefill and an encode in turn."""
-        pictures = [self.pictures(n) for n in PICTURES]
+        pictures = [self.pictures(n) for n in PICTURES if self.sizes]
         language = [work for room in self.shape.rooms for work in room.works]
         if n_cases is None:
             return [*pictures, *language]
@@ -105,7 +111,7 @@ class Bench:
         """Call `use` with a rig for these batches, which is freed before this returns: two do not fit a GPU."""
         n_pictures = max((work.pictures for work in works), default=0)
         language = [work for work in works if not work.is_vision]
-        rig = Rig(self.config, [self.shape.size], n_pictures, language, self.model, priority)
+        rig = Rig(self.config, self.sizes, n_pictures, language, self.model, priority)
         try:
             use(rig)
         finally:
@@ -159,17 +165,20 @@ class Bench:
 
         self.on_rig([vision, decode], both, priority)
 
-    def profile(self, rig: Rig, work: BatchShape, runs: int = 3) -> list[tuple[str, float, int]]:
-        """(operator or kernel, microseconds, calls) of what takes longest, of all threads."""
+    def profile(self, rig: Rig, work: BatchShape, runs: int = 3) -> None:
+        """Keep what takes longest in a case: (operator or kernel, microseconds on the device, calls) as `profile`, the
+        same on the host, of all threads, as `host`."""
         activities = [ProfilerActivity.CPU] if self.dry else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
         threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         rig.run(work)
         with profile(activities=activities, experimental_config=threads) as seen:
             for _ in range(runs):
                 rig.run(work)
-        key = "self_cpu_time_total" if self.dry else "self_device_time_total"
-        rows = sorted(seen.key_averages(), key=lambda row: getattr(row, key), reverse=True)
-        return [(row.key, getattr(row, key) / runs, row.count // runs) for row in rows[:_TOP]]
+        for name, key in (("profile", "self_device_time_total"), ("host", "self_cpu_time_total")):
+            rows = sorted(seen.key_averages(), key=lambda row: getattr(row, key), reverse=True)
+            longest = [(row.key, getattr(row, key) / runs, row.count // runs) for row in rows[:_TOP]]
+            self.results.setdefault(name, {})[title(work)] = longest
+        self.keep()
 
 
 def _ops(mode: str, device: torch.device, dtype: torch.dtype, config: ModelConfig) -> OpSet:
@@ -221,8 +230,7 @@ def again(bench: Bench, case: str, once: bool) -> None:
             rig.run(work)
             return
         bench.measure(rig, work)
-        bench.results["profile"] = {case: bench.profile(rig, work)}
-        bench.keep()
+        bench.profile(rig, work)
 
     bench.on_rig([work], run)
 
@@ -236,12 +244,11 @@ def measure_all(bench: Bench, n_cases: int | None) -> None:
         for work in works:
             bench.measure(rig, work)
         if whole:
-            last = {title(w).split()[0]: w for w in works}  # the largest of each stage
-            bench.results["profile"] = {title(w): bench.profile(rig, w) for w in last.values()}
-            bench.keep()
+            for work in {title(w).split()[0]: w for w in works}.values():  # the largest of each stage
+                bench.profile(rig, work)
 
     bench.on_rig(works, run)
-    for priority in (-1, 0) if whole else ():
+    for priority in (-1, 0) if whole and bench.sizes else ():
         bench.beside(priority)
 
 
@@ -253,6 +260,7 @@ def main() -> None:
     parser.add_argument(
         "--again", type=Path, help="the case furthest from its floor, of the results of step micro here"
     )
+    parser.add_argument("--case", nargs="+", default=[], help="only these cases, with what each spends its time on")
     parser.add_argument("--once", action="store_true", help="with --again: run it once")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--out", type=Path, required=True)
@@ -266,6 +274,9 @@ def main() -> None:
     if args.again:
         print(f"{case} of {args.model}")
         again(bench, case, args.once)
+    elif args.case:
+        for case in args.case:
+            again(bench, case, once=False)
     else:
         measure_all(bench, args.cases)
 

@@ -158,10 +158,10 @@ def self_send(device: torch.device) -> dict[str, Any]:
     free = torch.cuda.mem_get_info()[0]
     group: Any = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, nccl_options(30.0))
     sent, came = torch.arange(1 << 20, device=device), torch.zeros(1 << 20, dtype=torch.int64, device=device)
-    group._start_coalescing(device)
+    group._start_coalescing()
     group.send([sent], 0, 0)
     group.recv([came], 0, 0)
-    group._end_coalescing(device).wait()
+    group._end_coalescing().wait()
     torch.cuda.synchronize()
     return {"arrived": bool(torch.equal(sent, came)), "bytes": free - torch.cuda.mem_get_info()[0]}
 

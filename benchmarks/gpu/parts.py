@@ -13,6 +13,7 @@ PROBES = (
     *("llava", "three", "qwen2_vl", "gemma3", "gpt_oss", "qwen3_5"),
 )
 MODELS = ("llava-1.5-7b", "qwen2-vl-7b")
+HYBRIDS = ("gpt-oss-20b", "qwen3.5-9b")  # experts, states
 WAYS: dict[str, dict[str, Any]] = {
     "off": {"overlap": "off"},
     "free": {"overlap": "free"},
@@ -131,9 +132,9 @@ def _slowest_kernel(again: Path) -> list[str]:
     return ["--kernel-name", words[-1]] if words else []  # without its namespace and parameters
 
 
-def _micro(mode: str, limit_s: float, *args: str) -> tuple[Part, ...]:
+def _micro(models: tuple[str, ...], mode: str, limit_s: float, *args: str) -> tuple[Part, ...]:
     return tuple(
-        _own(f"micro_{model}_{mode}", "micro", limit_s, "--model", model, "--mode", mode, *args) for model in MODELS
+        _own(f"micro_{model}_{mode}", "micro", limit_s, "--model", model, "--mode", mode, *args) for model in models
     )
 
 
@@ -157,11 +158,12 @@ STEPS: tuple[Step, ...] = (
         "micro",
         400,
         (
-            *_micro("graphs", 120),
-            *_micro("flashinfer", 40, "--cases", "3"),
-            *_micro("sdpa", 40, "--cases", "3"),
+            *_micro(MODELS, "graphs", 120),
+            *_micro(MODELS, "flashinfer", 40, "--cases", "3"),
+            *_micro(MODELS, "sdpa", 40, "--cases", "3"),
         ),
     ),
+    Step("hybrids", 120, _micro(HYBRIDS, "graphs", 60, "--cases", "5")),
     Step(
         "moves",
         100,

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.gpu.tiny import tiny
 from hydrainfer.checkpoint import ModelConfig, read_config
 from hydrainfer.core import Role
 from hydrainfer.models import DTYPES, Model, attentions_of
 from hydrainfer.ops import OpSet, select_ops
 from hydrainfer.planner.costs import BatchShape
 from tests.checkpoints import make_llava
-from tests.checkpoints_qwen import make_qwen
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "models"
 VISION = {  # of LLaVA-1.5: CLIP ViT-L/14 at 336 pixels
@@ -42,9 +42,11 @@ class Room(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A model to measure: pictures of `size` pixels, up to 16 of them; language batches that fit a GPU of 80 GB."""
+    """A model to measure: pictures of `size` pixels, up to 16 of them, if it takes any; language batches that fit a GPU
+    of 80 GB. `kind`: the tiny model of its family that takes its place in a dry run, one of `tiny.MAKERS`."""
 
-    size: tuple[int, int]
+    kind: str
+    size: tuple[int, int] | None
     rooms: tuple[Room, ...]
 
 
@@ -58,6 +60,7 @@ def _chunks(*lengths: int) -> tuple[BatchShape, ...]:
 
 MODELS = {
     "llava-1.5-7b": Shape(  # 0.5 MiB of KV per token
+        "llava",
         (336, 336),
         (
             Room(33, 2064, (*_decodes((1, 32), (512, 2048)), *_chunks(512, 2048))),
@@ -65,22 +68,20 @@ MODELS = {
         ),
     ),
     "qwen2-vl-7b": Shape(  # 56 KiB
+        "qwen2_vl",
         (672, 672),
         (Room(128, 2064, (*_decodes((1, 32, 128), (512, 2048)), *_chunks(512, 2048))), Room(2, 8192, _chunks(8192))),
     ),
+    "gpt-oss-20b": Shape("gpt_oss", None, (Room(32, 2064, (*_decodes((1, 32), (512,)), *_chunks(2048))),)),
+    "qwen3.5-9b": Shape("qwen3_5", (672, 672), (Room(32, 2064, (*_decodes((1, 32), (512,)), *_chunks(2048))),)),
 }
 PICTURES = (1, 4, 8, 16)
-TINY = Shape((56, 56), (Room(4, 64, (*_decodes((1, 3), (16, 40)), *_chunks(16, 48))), Room(2, 96, _chunks(96))))
+TINY = Shape("", (56, 56), (Room(4, 64, (*_decodes((1, 3), (16, 40)), *_chunks(16, 48))), Room(2, 96, _chunks(96))))
 
 
-def folder_of(name: str, tiny: Path | None) -> Path:
-    """The configuration of a 7B model, or a tiny model of its family that is made below `tiny`."""
-    if tiny is None:
-        return CONFIGS / name
-    out = tiny / f"tiny-{name}"
-    if not (out / "config.json").exists():
-        make_qwen("qwen2_vl", out) if name.startswith("qwen") else make_llava(out)
-    return out
+def folder_of(name: str, models: Path | None) -> Path:
+    """The configuration of a model, or a tiny model of its family that is made below `models`."""
+    return CONFIGS / name if models is None else tiny(MODELS[name].kind, models)
 
 
 def random_model(
