@@ -54,8 +54,10 @@ def from_root(path: Path) -> str:
 
 
 def revision() -> str:
-    """The commit, marked `+changes` if tracked files differ from it or package files are untracked. Where git cannot
-    tell, `$HYDRAINFER_REVISION` or "unknown"."""
+    """`$HYDRAINFER_REVISION`, which comes with a copy of the tree, else the commit, marked `+changes` if tracked files
+    differ from it or package files are untracked; "unknown" where git cannot tell."""
+    if told := os.environ.get("HYDRAINFER_REVISION"):
+        return told
     try:
         head, status = (
             subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
@@ -66,7 +68,7 @@ def revision() -> str:
         )
     except OSError:  # there is no git
         head = status = ""
-    return head + ("+changes" if status else "") if head else os.environ.get("HYDRAINFER_REVISION", "unknown")
+    return (head or "unknown") + ("+changes" if status else "")
 
 
 def hardware() -> dict[str, Any]:

@@ -37,6 +37,7 @@ from hydrainfer.processor import Picture, Pixels, image_adapter
 from hydrainfer.storage import BlockStore
 
 _STEP_LIMIT_S = 300.0
+_SMALLEST = BatchShape(decodes=1, context=1)  # CUDA graphs are captured with one decode, whatever is to be run
 _TEXT = 300  # some ordinary token id
 
 
@@ -62,7 +63,7 @@ class Rig:
         self.kv, self.embed = specs_for(self.model, config)
         self._woken = threading.Event()
         self._busy = {Lane.VISION: False, Lane.LANGUAGE: False}
-        stores = [_filled(spec, n, device) for spec, n in pool_for(works, self.kv).items()]
+        stores = [_filled(spec, n, device) for spec, n in pool_for([_SMALLEST, *works], self.kv).items()]
         self._n_blocks = {store.spec.name: store.n_blocks for store in stores}
         self._pixels: dict[str, Pixels] = {}
         self._pictures: dict[int, list[LiveSequence]] = {}  # by embedding tokens

@@ -50,3 +50,18 @@ def test_few_cases_have_all_stages(tmp_path, mode):
     micro.measure_all(bench, 3)
     assert [name.split()[0] for name in bench.results["cases"]] == ["decode", "prefill", "encode"]
     assert "profile" not in bench.results
+
+
+def test_a_case_of_pictures_alone_captures_decodes_too(tmp_path, monkeypatch):
+    """Their graphs read the first block: on a GPU, a rig without blocks lost the device."""
+    monkeypatch.setattr(assembling, "capture_for", lambda _: graph_double)
+    made, blocks = micro.Rig, []
+
+    def rig(*args):
+        blocks.append(made(*args))
+        return blocks[-1]
+
+    monkeypatch.setattr(micro, "Rig", rig)
+    bench = bench_in(tmp_path, "graphs")
+    micro.again(bench, "encode 1", once=True)
+    assert blocks[0]._n_blocks == {"kv": 1}
