@@ -52,6 +52,7 @@ SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0),
     "temperature": SamplingParams(temperature=0.7),
     "published": SamplingParams(temperature=0.1, top_k=1, top_p=0.001, repetition_penalty=1.05),
+    "nucleus": SamplingParams(temperature=1.0, top_p=0.9),
     "everything": SamplingParams(
         temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, presence_penalty=0.5, min_tokens=4, logit_bias=((7, 1.0),)
     ),
@@ -283,7 +284,7 @@ def test_sampling_waits_only_for_the_tokens(on_cuda, name):
         logits = torch.empty(n, vocab, device=CUDA)
         chosen = choose(logits, plan)
         assert chosen.device == CUDA and not recorder.waits
-        assert len(recorder.calls) < 60
+        assert len(recorder.calls) < (240 if name == "nucleus" else 60)  # which is searched for bit by bit
         drawn = sample(logits, plan)
         assert drawn.tokens.device == CUDA and not recorder.waits
         with pytest.raises(DataDependentOutputException):  # which is how a read of the device shows here
