@@ -286,10 +286,10 @@ class Processor:
             if isinstance(part, TextPart):
                 check_text(part.text, model, f"messages.{i}.content")
         for m in messages:
-            if m.reasoning is not None:
-                check_text(m.reasoning, model, "messages")
-            for call in m.calls:
-                check_text(_as_json(call.arguments, "messages"), model, "messages")
+            names = (m.name, m.call_id, *(call.id for call in m.calls))
+            for written in (m.reasoning, *names, *(_as_json(call.arguments, "messages") for call in m.calls)):
+                if written is not None:
+                    check_text(written, model, "messages")
         if tools is not None:
             check_text(_as_json(tools.given, "tools"), model, "tools")
         if variables:

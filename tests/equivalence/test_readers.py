@@ -110,7 +110,8 @@ class Variation:
         """The settings in one place, in two that conflict, or in none."""
         base = self._read("preprocessor_config.json")
         wrapper = {k: v for k, v in self._read("processor_config.json").items() if k != "image_processor"}
-        place = self.rng.choice(("file", "section", "both", "both", "null section", "neither"))
+        places = ("file", "section", "both", "null section", "neither")
+        (place,) = self.rng.choices(places, (4, 4, 6, 3, 1))
         self._note("preprocessing:", place)
         section = self._settings(base) if place in ("section", "both") else None
         file = self._settings(base) if place in ("file", "both", "null section") else None
@@ -127,24 +128,24 @@ class Variation:
         rng, given = self.rng, dict(base)
         drawn = rng.sample(self.kind.fields, rng.randint(0, min(3, len(self.kind.fields))))
         if "mean" in drawn:
-            given["image_mean"] = rng.choice([[0.5] * 3, [0.1, 0.2, 0.3], None])
+            given["image_mean"] = rng.choice([[0.5] * 3, [0.1, 0.2, 0.3], [0.2] * 3, None])
             given["image_std"] = rng.choice([[0.5] * 3, [0.3, 0.2, 0.25]])
             given["do_normalize"] = rng.choice([True, True, False, None])
         if "scale" in drawn:
-            given["rescale_factor"] = rng.choice([1 / 255, 1 / 127.5, 0.01, None])
+            given["rescale_factor"] = rng.choice([1 / 255, 1 / 127.5, 0.01, 0.005, None])
             given["do_rescale"] = rng.choice([True, True, False, None])
         if "filter" in drawn:
-            given["resample"] = rng.choice([0, 1, 2, 3, None])
+            given["resample"] = rng.choice([0, 1, 2, 2, 3, 3, None])
         if "resize" in drawn:
             size = rng.choice([56, {"shortest_edge": 56}, {"shortest_edge": 70}, {"height": 56, "width": 56}, None])
             given["size"] = size
-            given["do_resize"] = rng.choice([True, True, True, False, None])
+            given["do_resize"] = rng.choice([True, True, True, True, False, None])
         if "crop" in drawn:
             given["crop_size"] = rng.choice([56, {"height": 56, "width": 56}, None])
             given["do_center_crop"] = rng.choice([True, True, False, None])
         if "square" in drawn:
             side = given["size"]["height"]
-            given["size"] = rng.choice([side, {"height": side, "width": side}, None])
+            given["size"] = rng.choice([side, side, {"height": side, "width": side}, None])
         if "bounds" in drawn:
             for name in ("size", "min_pixels", "max_pixels"):
                 given.pop(name, None)
