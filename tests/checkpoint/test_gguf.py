@@ -135,8 +135,6 @@ WRONG = {
     "no heads": ({"llama.attention.head_count": 0}, "llama.attention.head_count is 0"),
     "many layers": ({"llama.block_count": 9999}, "num_hidden_layers is 9999; it must be"),
     "yarn": ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn' is not supported; supported: linear, llama3"),
-    "another factor of attention": ({"llama.rope.scaling.attn_factor": 1.5}, "attn_factor 1.5 is not supported"),
-    "a negative factor": ({"llama.rope.scale_linear": -4.0}, "rope.scale_linear is -4.0; it must be a number"),
     "no tokens": ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),
     "few scores": ({"tokenizer.ggml.scores": [0.0, 1.0]}, "tokenizer.ggml.scores has 2 of"),
     "wordpiece": ({"tokenizer.ggml.model": "bert"}, "a tokenizer of type 'bert' is not supported; supported: llama"),
@@ -171,12 +169,28 @@ SCALED = [  # as llama.cpp reads them
 ]
 
 
+def scaled(llama, out, scaling):
+    fields = {f"rope.{'' if name == 'scale_linear' else 'scaling.'}{name}": v for name, v in scaling.items()}
+    return write_text(llama.parent / "checkpoint", out, **fields)
+
+
 @pytest.mark.parametrize(("scaling", "rope"), SCALED, ids=str)
 def test_positions_are_scaled_as_llama_cpp_scales_them(llama, tmp_path, scaling, rope):
-    fields = {f"llama.rope.{'' if name == 'scale_linear' else 'scaling.'}{name}": v for name, v in scaling.items()}
-    file = read_gguf(rewritten(llama, tmp_path / "scaled.gguf", **fields))
+    file = read_gguf(scaled(llama, tmp_path / "scaled.gguf", scaling))
     parameters = text_json(file)["rope_parameters"]
     assert {name: value for name, value in parameters.items() if name != "rope_theta"} == rope
+
+
+@pytest.mark.parametrize(
+    ("scaling", "says"),
+    [
+        ({"attn_factor": 1.5}, "rope.scaling.attn_factor 1.5 is not supported; supported: 1"),
+        ({"scale_linear": -4.0}, "llama.rope.scale_linear is -4.0; it must be a number, at least 0"),
+        ({"type": "longrope", "factor": 4.0}, "rope scaling 'longrope' is not supported; supported: linear, llama3"),
+    ],
+)
+def test_another_scaling_of_positions_is_refused(llama, tmp_path, scaling, says):
+    assert says in complaint(scaled(llama, tmp_path / "scaled.gguf", scaling))
 
 
 def test_what_was_made_of_a_file_is_made_anew_when_the_code_changes(llama, monkeypatch, tmp_path):

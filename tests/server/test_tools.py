@@ -258,7 +258,8 @@ def test_tokens_and_their_probabilities(client, tools_server):
             {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": ["x"]}}]},
             "messages.1.tool_calls.0.function.arguments",
         ),
-        ({"role": "assistant", "content": None}, "messages.1.content"),
+        ({"role": "user", "content": None}, "messages.1.content"),
+        ({"role": "assistant", "content": 5}, "messages.1.content"),
         ({"role": "function", "name": "f", "content": "x"}, "messages.1.role"),
     ],
 )
