@@ -205,6 +205,8 @@ def architecture_of(path: str | Path) -> str:
     fits = kind == family.model_type
     require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
     _check_wide(raw, family, path)
+    weights = raw.get("transformers_weights") or "model.safetensors"
+    require(weights == "model.safetensors", path, f"transformers_weights {weights!r} is not supported; leave it out")
     return name
 
 

@@ -15,6 +15,7 @@ from hydrainfer.core import CheckpointError
 
 BICUBIC = 3  # Pillow's number of the filter
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
+_HALF = (0.5, 0.5, 0.5)
 FrameTimes = Literal["counted", "timed", "told"]
 
 
@@ -141,7 +142,11 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
         cls, given: Mapping[str, Any], times: FrameTimes, tokens_per_second: float, pictures: QwenSettings
     ) -> QwenVideoSettings:
         """Read the configuration of a video preprocessor. `pictures`: the patch sizes and normalisation that the vision
-        tower takes. Raises `CheckpointError`."""
+        tower takes. Qwen3-VL's has other defaults than that of pictures, and bounds only as a size. Raises
+        `CheckpointError`."""
+        if times == "told":
+            bounds = ("min_pixels", "max_pixels")
+            given = {"image_mean": _HALF, "image_std": _HALF} | {k: v for k, v in given.items() if k not in bounds}
         frames = QwenSettings.read(given, _FRAME_BOUNDS[times], pictures.patch)
         cut, wanted = ((s.patch, s.merge, s.temporal, s.scale, s.mean, s.std) for s in (frames, pictures))
         if cut != wanted:

@@ -219,6 +219,13 @@ def test_the_first_supported_architecture_counts(tmp_path):
     assert architecture_of(tmp_path) == "LlavaForConditionalGeneration"
 
 
+def test_weights_under_a_name_of_their_own_are_refused(tmp_path):
+    content = {"model_type": "llava", "transformers_weights": "other.safetensors"}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="transformers_weights 'other.safetensors' is not supported"):
+        architecture_of(tmp_path)
+
+
 def test_one_whole_file_of_weights_comes_before_an_index(tmp_path):
     """Merged and saved again, a checkpoint may still have the index of its former shards."""
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}

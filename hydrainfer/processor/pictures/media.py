@@ -295,7 +295,7 @@ def _is_sound(chunk: memoryview) -> bool:
     return whole and zlib.crc32(chunk[4:-4]) == int.from_bytes(chunk[-4:], "big")
 
 
-def _scale_transparency(image: PngImagePlugin.PngImageFile, depth: int) -> None:
+def _scale_transparency(image: Image.Image, depth: int) -> None:
     """Give a PNG's transparent colour the depth to which Pillow brings the pixels: 8 bits, but for 16-bit grey."""
     clear = image.info.get("transparency")
     if isinstance(clear, int) and depth < 8:
