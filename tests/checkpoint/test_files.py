@@ -222,7 +222,7 @@ def test_the_first_supported_architecture_counts(tmp_path):
 def test_weights_under_a_name_of_their_own_are_refused(tmp_path):
     content = {"model_type": "llava", "transformers_weights": "other.safetensors"}
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="transformers_weights 'other.safetensors' is not supported"):
+    with pytest.raises(CheckpointError, match="transformers_weights 'other"):
         architecture_of(tmp_path)
 
 
