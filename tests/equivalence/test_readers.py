@@ -338,4 +338,4 @@ def test_a_directory_is_read_as_transformers_reads_it_or_refused(originals, tmp_
             pytest.fail(f"{name} {seed}: {type(e).__name__}: {str(e)[:400]}; {varied.words}")
     print(name, {o: outcomes.count(o) for o in set(outcomes)})
     assert sum(o == "equal" for o in outcomes) >= n / 3
-    assert sum(o.startswith("refused") for o in outcomes) <= n / 4
+    assert sum(o.startswith("refused") for o in outcomes) <= max(1, n / 4)
