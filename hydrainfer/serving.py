@@ -26,7 +26,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
-from hydrainfer.machine import n_cores
+from hydrainfer.machine import n_cores, n_open_files, raise_open_files
 from hydrainfer.server import (
     Connection,
     ServerSettings,
@@ -54,6 +54,8 @@ _ALL_TICKS, _ALL_AT_LAST_TICKS = 600, 6000
 """Ticks of 0.1 s after which all garbage is collected: if no request is live, and in any case."""
 _TIMES_APART = 300.0
 """The pause after a collection of younger garbage, in multiples of the time that the collection took."""
+_BACKLOG = 2048
+_FEWEST_CONNECTIONS = 16
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """The addresses that stand for all interfaces, and the one under which this machine reaches itself."""
 _log = logging.getLogger(__name__)
@@ -215,6 +217,7 @@ class _Signals:
 def serve_forever(loaded: Loaded, console: Console) -> None:
     """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` during the start, `InternalError` if the
     engine is lost for good."""
+    raise_open_files()  # before processes are started, which inherit it
     logs = written_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
     tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
     with logs, _Signals(hang_up=loaded.config.tenants is not None) as signals:
@@ -240,6 +243,7 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
 @contextmanager
 def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str, ServerParts]]:
     """A context that runs the server in a thread. Yields its URL and its parts, and stops everything on exit."""
+    raise_open_files()
     tenants, listener = _tenants(loaded.config), _bind(loaded.config.host, loaded.config.port)
     with closing(listener), closing(_load(loaded, console)) as instance:
         _settle(loaded, console, instance)
@@ -307,6 +311,13 @@ def _reload(tenants: Tenants, console: Console) -> None:
         _say(console, f"tenants as before: {e.message}", style="red", markup=False)
 
 
+def _max_connections() -> int:
+    """The number of connections for which there are descriptors. A quarter of all is kept for workers, instances,
+    downloads, files, and connections that are accepted before others are closed."""
+    n_files = raise_open_files()
+    return max(n_files - n_files // 4 - n_open_files(), _FEWEST_CONNECTIONS)
+
+
 def _server(
     instance: ServerParts, console: Console, tenants: Tenants, on_ready: Callable[[], None] = lambda: None
 ) -> _HttpServer:
@@ -319,6 +330,7 @@ def _server(
         allowed_origins=read_origins(config.allowed_origins),
         root_path=config.root_path,
         host=config.host,
+        max_connections=_max_connections(),
     )
     recorder = instance.recorder
     app = create_app(
@@ -332,6 +344,8 @@ def _server(
         log_level="warning",
         access_log=False,
         server_header=False,
+        backlog=min(_BACKLOG, raise_open_files() // 8),  # that many may be accepted before any is closed
+        ws="none",
         proxy_headers=False,  # clients' addresses are not used
         **_tls(config),
     )

@@ -75,9 +75,11 @@ class Connection(HttpToolsProtocol):
         self.transport, self.flow = transport, FlowControl(transport)
         self.scheme = "https" if self.config.is_ssl else "http"
         self._head_timer = self.loop.call_later(_HEAD_S, self._on_late)
+        self._door.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held = None
+        self._door.connections.remove(self)
         self._stop_head_timer()
         super().connection_lost(exc)
 
@@ -114,6 +116,13 @@ class Connection(HttpToolsProtocol):
 
     def _should_upgrade(self) -> bool:
         return False
+
+    @property
+    def between_requests(self) -> bool:
+        return self._in_head and self._idle()
+
+    def close(self) -> None:
+        self.transport.close()
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
