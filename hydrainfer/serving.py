@@ -305,8 +305,11 @@ def _tenants(config: ServeConfig) -> Tenants:
 
 def _reload(tenants: Tenants, console: Console) -> None:
     try:
-        n_keys = tenants.reload()
-        _say(console, f"tenants: read again, {n_keys} key{'s' * (n_keys != 1)}")
+        read = tenants.reload()
+        said = f"tenants: read again, {read.n_keys} key{'s' * (read.n_keys != 1)}"
+        if read.gone:
+            said += f"; no longer there: {', '.join(read.gone)}"
+        _say(console, said, markup=False)
     except ConfigError as e:
         _say(console, f"tenants as before: {e.message}", style="red", markup=False)
 

@@ -33,7 +33,7 @@ class Trials:
     def __init__(self, folder: Path, n_vocab: int, eos_ids: Sequence[int], bounds: TrialBounds | None = None) -> None:
         """`folder`: that of the checkpoint's tokenizer.json. `n_vocab`, `eos_ids`: as for `load_tokenizer`."""
         self._bounds = bounds or TrialBounds()
-        self._arguments = (msgspec.json.encode(self._bounds), str(folder), str(n_vocab), *map(str, eos_ids))
+        self._arguments = (msgspec.json.encode(self._bounds).decode(), str(folder), str(n_vocab), *map(str, eos_ids))
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None  # the process's
         self._answers: socket.socket | None = None  # the same, once it has loaded its tokenizer

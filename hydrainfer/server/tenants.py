@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from limits import RateLimitItemPerMinute
@@ -62,7 +62,7 @@ _EVERYBODY = Tenant(keys=(), share_cache=True)
 
 
 def read_tenants(path: Path) -> dict[str, Tenant]:
-    """The tenants of a file, by the hashes of their keys. Raises `ConfigError`."""
+    """The tenants of a file, by the hashes of their keys; at least one. Raises `ConfigError`."""
     by_key: dict[str, Tenant] = {}
     for name, entry in read_yaml(path).items():
         where = f"{path}, tenant {name}"
@@ -87,7 +87,16 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
             if key in by_key:
                 raise ConfigError(f"{path}: {name} and {by_key[key].name} have the same key", param="tenants")
             by_key[key] = tenant
+    if not by_key:  # an editor may be writing it, or the disk be full
+        raise ConfigError(f"{path}: it names no tenant, so every key would be refused", param="tenants")
     return by_key
+
+
+class Reloaded(NamedTuple):
+    """The number of keys in a file that was read again, and the names of the tenants that it has no longer."""
+
+    n_keys: int
+    gone: list[str]
 
 
 class Tenants:
@@ -111,20 +120,23 @@ class Tenants:
         """Whether no key is needed."""
         return not self._keys and self._path is None
 
-    def reload(self) -> int:
-        """Read the file again; what has been used still counts. Returns the number of its keys. Raises `ConfigError`;
-        the tenants are then as before."""
+    def reload(self) -> Reloaded:
+        """Read the file again; what has been used still counts. Raises `ConfigError`; the tenants are then as
+        before."""
+        before = self._tenants
         if self._path is not None:
             self._tenants = read_tenants(self._path)
-        return len(self._tenants)
+        names = {tenant.name for tenant in self._tenants.values()}
+        gone = {tenant.name for tenant in before.values()} - names
+        return Reloaded(len(self._tenants), sorted(gone))
 
     def find(self, authorization: str) -> Tenant:
-        """The tenant that sent this Authorization header. Raises `Unauthorized`."""
+        """The tenant that sent this Authorization header, whose bytes were decoded as latin-1. Raises
+        `Unauthorized`."""
         if self.open:
             return _EVERYBODY
         scheme, _, key = authorization.partition(" ")
-        digest = _hash(key)
-        tenant = self._keys.get(digest) or self._tenants.get(digest)
+        tenant = next((t for d in _digests(key) if (t := self._keys.get(d) or self._tenants.get(d))), None)
         if tenant is None or scheme.lower() != "bearer":
             raise Unauthorized("a valid API key is needed: send the header Authorization: Bearer KEY")
         return tenant
@@ -189,6 +201,13 @@ class Tenants:
             code="tenant_limit",
             retry_after_s=turn_s - now,
         )
+
+
+def _digests(key: str) -> tuple[str, ...]:
+    """The hashes of the keys that a header may mean. Clients encode letters beyond ASCII as UTF-8, or as latin-1."""
+    if key.isascii() or max(key) > "\xff":
+        return (_hash(key),)
+    return _hash(key), _hash(key.encode("latin-1").decode("utf-8", "surrogateescape"))
 
 
 def _hash(key: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from hydrainfer.core import ConfigError, Overloaded, Unauthorized
 from hydrainfer.server import Tenants
+from hydrainfer.server.gate import Asked
 from tests.server.test_admission import Clock
 
 pytestmark = pytest.mark.cpu
@@ -54,8 +55,24 @@ def test_keys_of_the_file_and_of_the_option_open_it(write):
         with pytest.raises(Unauthorized):
             tenants.find(header)
     assert Tenants().find("").name == "", "open to all"
-    with pytest.raises(Unauthorized):
-        Tenants((), write("")).find("")
+    with pytest.raises(ConfigError, match="names no tenant"):
+        Tenants((), write(""))
+
+
+@pytest.mark.parametrize("name", ["schlüssel", "ключ-秘密-😀", "naïve\xff"])
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_keys_may_have_letters_beyond_ascii(write, name, header):
+    for tenants in (Tenants([name]), Tenants((), write(f"acme: {{keys: [{key(name)}]}}"))):
+        for encoding in ("utf-8", "latin-1"):
+            try:
+                sent = name.encode(encoding)
+            except UnicodeEncodeError:
+                continue
+            value = sent if header == "x-api-key" else b"Bearer " + sent
+            tenants.find(Asked.read([(header.encode(), value)]).authorization)
+            for wrong in (value + b"\xc3\xbc", value[:-1], value.replace(sent, b"??????")):
+                with pytest.raises(Unauthorized):
+                    tenants.find(Asked.read([(header.encode(), wrong)]).authorization)
 
 
 @pytest.mark.parametrize("wrong", ["x: 2026-13-01", "x: " + "[" * 5000, f"{ACME}\n{ACME}"], ids=["date", "deep", "2x"])
@@ -129,6 +146,7 @@ def test_requests_at_once(write):
         (f"acme: {{keys: [{key('a')}], rpm: 60}}", "unknown option 'rpm'.*tenant acme"),
         (f"a: {{keys: [{key('a')}]}}\nb: {{keys: [{key('a')}]}}", "b and a have the same key"),
         ("- a", "keys and values"),
+        *((text, "names no tenant") for text in ("", "# acme is on holiday\n", "null", "{}", "---\n", " \n\n")),
     ],
 )
 def test_a_wrong_file_is_one_line_and_changes_nothing(write, text, message):
@@ -145,11 +163,18 @@ def test_a_file_that_is_read_again_counts_on(write, clock):
     for _ in range(6):
         use(tenants, tenants.find("Bearer a"))
     write(ACME.replace(key("b"), key("c")))
-    assert tenants.reload() == 2
+    assert tenants.reload() == (2, [])
     with pytest.raises(Unauthorized):
         tenants.find("Bearer b")
     with pytest.raises(Overloaded):
         tenants.check(tenants.find("Bearer c"))
+
+
+def test_who_is_gone_is_named(write):
+    others = f"\nzoe: {{keys: [{key('z')}]}}\nbob: {{keys: [{key('o')}]}}"
+    tenants = Tenants((), write(ACME + others))
+    write(ACME)
+    assert tenants.reload() == (2, ["bob", "zoe"])
 
 
 def test_who_does_not_share_has_a_salt_that_nobody_else_can_have(write):
