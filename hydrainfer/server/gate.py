@@ -117,6 +117,12 @@ class Door:
         place.mark = mark
         self.tenants.begin(tenant)
         place.on_tokens, place.on_leave = partial(self.tenants.charge, tenant), partial(self.tenants.end, tenant)
+
+        def count(n: int) -> None:
+            self.tenants.claim(tenant, n)
+            place.on_leave = partial(self.tenants.end, tenant, n)
+
+        place.on_claim = count
         return place, tenant
 
     def begin(self, asked: Asked) -> Tenant:

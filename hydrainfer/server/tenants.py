@@ -5,7 +5,7 @@ acme:
   top_priority: 1             # no request may have a higher one; 0 by default
   requests_per_minute: 600    # each limit: none by default
   tokens_per_minute: 100000   # tokens of prompts and answers
-  concurrency: 16             # requests at once
+  concurrency: 16             # choices at once: `n` and each prompt of a request count
   weight: 2                   # its share of the engine, relative to others, while they also wait; 1 by default
   share_cache: true           # share KV and embeddings with the other tenants that do; false by default
 """
@@ -164,6 +164,16 @@ class Tenants:
         if tenant.requests_per_minute is not None:
             self._limiter.hit(RateLimitItemPerMinute(tenant.requests_per_minute), tenant.name, "requests")
 
+    def claim(self, tenant: Tenant, n: int) -> None:
+        """Count a request of the tenant, which `begin` has counted once, by its `n` choices. Raises `InvalidRequest` if
+        the tenant may never have so many at once, or `Overloaded` if it has others."""
+        most = tenant.concurrency
+        if most is not None and n > most:
+            raise InvalidRequest(f"this API key may have {most} choices at once, and these are {n}", param="n")
+        if most is not None and self._n_live[tenant.name] - 1 + n > most:
+            raise self._exceeded(tenant, f"{most} requests at once, and each choice counts", 0.0, _BUSY_S)
+        self._n_live[tenant.name] += n - 1
+
     def charge(self, tenant: Tenant, n_tokens: int) -> None:
         """Count tokens once they are known. Tokens beyond the limit are owed, and are paid before the next request."""
         if tenant.tokens_per_minute is not None:
@@ -171,9 +181,9 @@ class Tenants:
             self._owed[tenant.name] += n_tokens
             self._pay(tenant)
 
-    def end(self, tenant: Tenant) -> None:
-        """Note that one of the tenant's requests has ended."""
-        self._n_live[tenant.name] -= 1
+    def end(self, tenant: Tenant, n: int = 1) -> None:
+        """Note that one of the tenant's requests, which counts `n` times, has ended."""
+        self._n_live[tenant.name] -= n
 
     @staticmethod
     def check_priority(tenant: Tenant, priority: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hydrainfer.core import ConfigError, Overloaded, Unauthorized
 from hydrainfer.server import Tenants
 from hydrainfer.server.gate import Asked
+from tests.server.conftest import wait_until
 from tests.server.test_admission import Clock
 
 pytestmark = pytest.mark.cpu
@@ -222,3 +223,28 @@ def test_over_http(start, write):
     assert server.http.get("/health").status_code == 200
     write(f"other: {{keys: [{key('p')}]}}")
     assert ask("p").status_code == 401
+
+
+def test_choices_count_once_the_body_is_known(start, write):
+    """By default requests are counted from their heads on, which do not say how many answers they ask for."""
+    tenants = Tenants((), write(f"acme: {{keys: [{key('a')}], concurrency: 4}}"))
+    server = start(tenants=tenants, step_s=0.01)
+    headers = {"Authorization": "Bearer a"}
+
+    def ask(**fields):
+        return server.http.post("/v1/completions", json={"prompt": "hi", **fields}, headers=headers)
+
+    for fields in ({"n": 5}, {"prompt": ["a"] * 5}, {"prompt": [[5]] * 3, "n": 2}, {"n": 128}):
+        refused = ask(**fields)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "n", fields
+    assert ask(n=4, max_tokens=2).status_code == 200
+    body = {"prompt": "hi", "n": 3, "stream": True, "ignore_eos": True, "max_tokens": 400}
+    with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as long:
+        next(long.iter_lines())
+        refused = ask(n=2)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "tenant_limit"
+        assert refused.headers["retry-after"]
+        assert ask(max_tokens=1).status_code == 200
+        wait_until(lambda: tenants._n_live["acme"] == 3)
+    server.check_idle()
+    wait_until(lambda: not tenants._n_live["acme"])
