@@ -240,7 +240,8 @@ def test_choices_count_once_the_body_is_known(start, write):
     assert ask(n=4, max_tokens=2).status_code == 200
     body = {"prompt": "hi", "n": 3, "stream": True, "ignore_eos": True, "max_tokens": 400}
     with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as long:
-        next(long.iter_lines())
+        lines = long.iter_lines()
+        next(lines)
         refused = ask(n=2)
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "tenant_limit"
         assert refused.headers["retry-after"]
