@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from tqdm import tqdm
 
 from hydrainfer.assemble import ServerParts, start_instance
 from hydrainfer.config import load
-from hydrainfer.core import InvalidRequest, SamplingParams, TokenLogprobs, Unavailable
+from hydrainfer.core import ConfigError, InvalidRequest, SamplingParams, TokenLogprobs, Unavailable
 from hydrainfer.processor import ChatMessage, ChatOptions, PythonPrompt, parse_messages, parse_prompts, parse_tools
 from hydrainfer.server import TokenStream
 
@@ -61,10 +62,15 @@ class LLM:
 
     `options` are those of `hydrainfer serve` (see `hydrainfer.config.ServeConfig`). Raises `ConfigError` or
     `CheckpointError`. Without a `with` block or `close`, it is closed when Python ends. Calls from several threads take
-    turns.
+    turns. A process that was forked afterwards can neither use it nor make another one, for it has none of the threads.
     """
 
+    _process: ClassVar[int | None] = None
+    """The process in which one was first made, to recognise a fork of it."""
+
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        _check_process(LLM._process)
+        LLM._process = os.getpid()
         named = {} if model is None else {"model": str(model)}
         # all requests are the caller's own: no limits, and no separate processes to decode pictures
         here = {"max_waiting": _NO_LIMIT, "max_queue_s": 1e9, "request_timeout_s": 1e9, "media_workers": 0}
@@ -73,7 +79,7 @@ class LLM:
         self._turn = threading.Lock()  # only one event loop at a time may use the sessions
         self._closed = False
         self._at_exit = ExitStack()
-        self._at_exit.callback(self._instance.close)
+        self._at_exit.callback(self._close)
         _before_threads_end(self._at_exit.close)
 
     def chat(
@@ -139,6 +145,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
+        _check_process(LLM._process)
         if self._closed:
             raise Unavailable("this LLM has been closed; make another one")
         if sampling is None:
@@ -188,16 +195,30 @@ class LLM:
         return msgspec.structs.replace(SamplingParams(), **self._instance.intake.processor.model.sampling_defaults)
 
     def close(self) -> None:
-        """End the running requests and free the caches. Safe to repeat."""
+        """End the running requests and free the caches. Safe to repeat. Does nothing in a process that was forked."""
         self._closed = True
-        self._instance.close()
+        self._close()
         self._at_exit.pop_all()
+
+    def _close(self) -> None:
+        if os.getpid() == LLM._process:
+            self._instance.close()
 
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _check_process(first: int | None) -> None:
+    """Raise `ConfigError` if this process was forked from the process `first`, in which there has been an `LLM`. The
+    threads that compute, of OpenMP and others, are missing here, and whoever needs them would wait for ever."""
+    if first is not None and first != os.getpid():
+        raise ConfigError(
+            "this process was forked from one that has made an LLM, and its threads are missing here: use spawn "
+            "(multiprocessing.get_context('spawn')), or make the first LLM after the fork"
+        )
 
 
 def _before_threads_end(close: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ class TrialBounds(NamedTuple):
 
     cpu_s: float = 1.0
     n_bytes: int = 64 << 20
-    wall_s: float = 4.0
+    wall_s: float = 3.0
 
 
 MAX_TRIALS = 4
