@@ -26,6 +26,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
+from hydrainfer.ending import Signals
 from hydrainfer.machine import n_cores, n_open_files, raise_open_files
 from hydrainfer.server import (
     Connection,
@@ -173,54 +174,13 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-class _Signals:
-    """A context that handles SIGINT, SIGTERM and SIGUSR1. During the start, the first SIGINT or SIGTERM ends it, and
-    later ones are ignored. Once there is a server, signals go to it, as do a SIGHUP and an end that the start has not
-    heeded. `hang_up`: also handle SIGHUP.
-
-    Ray installs a handler in front of ours, which prints a stack trace and kills the process by SIGALRM 3 s later."""
-
-    def __init__(self, hang_up: bool = False) -> None:
-        self._server: _HttpServer | None = None
-        self._signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *([signal.SIGHUP] if hang_up else []))
-        self._before: dict[int, Any] = {}
-        self._ending = False
-        self._early: list[int] = []
-
-    def __enter__(self) -> _Signals:
-        self._before = {sig: signal.signal(sig, self._handle) for sig in self._signals}
-        return self
-
-    def hand_to(self, server: _HttpServer) -> None:
-        self._server = server
-        for sig in self._signals:
-            signal.signal(sig, self._handle)  # again, since Ray has installed its handler by now
-        for early in self._early:
-            server.handle_exit(early, None)
-
-    def __exit__(self, *_: object) -> None:
-        for sig, handler in self._before.items():
-            signal.signal(sig, handler)
-
-    def _handle(self, sig: int, frame: FrameType | None) -> None:
-        signal.alarm(0)
-        if self._server is not None:
-            self._server.handle_exit(sig, frame)
-        elif sig == signal.SIGHUP:
-            self._early.append(sig)
-        elif not self._ending and sig != signal.SIGUSR1:
-            self._ending = True
-            self._early.append(sig)
-            raise KeyboardInterrupt if sig == signal.SIGINT else SystemExit(128 + sig)
-
-
 def serve_forever(loaded: Loaded, console: Console) -> None:
     """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` during the start, `InternalError` if the
     engine is lost for good."""
     raise_open_files()  # before processes are started, which inherit it
     logs = written_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
     tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
-    with logs, _Signals(hang_up=loaded.config.tenants is not None) as signals:
+    with logs, Signals(loaded.config.drain_s, loaded.config.tenants is not None) as signals:
         listener = _bind(loaded.config.host, loaded.config.port)
         exposed = not locked and not loaded.config.ssl_ca_certs and listener.getsockname()[0] in _EVERYWHERE
         with closing(listener), closing(_load(loaded, console)) as instance:

@@ -1,10 +1,13 @@
 """After a fork an LLM says what is wrong, instead of waiting for ever for threads that are missing."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import hydrainfer
 from tests.checkpoints import make_llava
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
@@ -42,6 +45,8 @@ if __name__ == "__main__":
 def test_a_forked_child_is_told_to_be_spawned(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     model = str(make_llava(tmp_path / "llava"))
-    done = subprocess.run([sys.executable, str(tmp_path / "script.py"), model], capture_output=True, text=True)
+    here = {**os.environ, "PYTHONPATH": str(Path(hydrainfer.__file__).parents[1])}
+    words = [sys.executable, str(tmp_path / "script.py"), model]
+    done = subprocess.run(words, capture_output=True, text=True, env=here)
     said = ["another True True", "the same True True", "ended 0", "goes on 1"]
     assert done.stdout.splitlines() == said, done.stdout + done.stderr
