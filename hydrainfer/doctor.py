@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import time
@@ -20,6 +21,10 @@ from hydrainfer.version import __version__
 GIB = 1 << 30
 _PACKAGES = ("torch", "transformers", "ray", "fastapi", "pyzmq", "llguidance", "av", "flashinfer-python", "decord")
 _HEAD_DIM = 128  # the head size of most language models
+_LOOK_S = 0.5
+_BUSY_CORES, _BUSY_SHARE = 0.5, 0.1  # more than that is not the system's own work
+_OPEN_FILES = 4096
+_NUMA_BALANCING, _NODES = Path("/proc/sys/kernel/numa_balancing"), Path("/sys/devices/system/node")
 _QUESTION, _ANSWER = "What is in this picture?", "red circle"
 
 
@@ -37,6 +42,9 @@ def examine(port: int, serve: bool) -> Iterator[CheckResult]:
     yield CheckResult("hydrainfer", "ok", __version__)
     yield CheckResult("packages", "ok", ", ".join(f"{name} {v}" for name, v in machine.versions(_PACKAGES).items()))
     yield _machine()
+    yield _others()
+    yield _numa()
+    yield _open_files()
     yield from _devices()
     yield _kernels("CPU kernels", "cpu", "float32")
     yield _port(port)
@@ -55,6 +63,43 @@ def _machine() -> CheckResult:
     cores = f"{n} core{'s' * (n != 1)} of {machine.cpu_name()}"
     says = f"{cores} (instructions: {sets}), {memory:.1f} GiB of memory"
     return CheckResult("machine", "ok", says)
+
+
+def _others() -> CheckResult:
+    """Whether other processes compute. They slow a server down, and what it measures about itself is then wrong."""
+    busy, n = machine.busy_cores(_LOOK_S), machine.n_cores()
+    says = f"{busy:.1f} cores were busy before anything was started here"
+    if busy <= max(_BUSY_CORES, _BUSY_SHARE * n):
+        return CheckResult("other processes", "ok", says)
+    return CheckResult(
+        "other processes", "note", f"{says}: other processes compute, and a server would share with them"
+    )
+
+
+def _numa() -> CheckResult:
+    """Whether the kernel moves pages between memory nodes, for which it makes each access to some of them fault."""
+    n_nodes = len(list(_NODES.glob("node[0-9]*")))
+    try:
+        on = _NUMA_BALANCING.read_text().strip() != "0"
+    except OSError:
+        on = False
+    if n_nodes < 2 or not on:
+        state = "on" if on else "off"
+        return CheckResult("memory nodes", "ok", f"{max(n_nodes, 1)}; kernel.numa_balancing is {state}")
+    says = f"{n_nodes}, and kernel.numa_balancing is on: weights are moved about while they are read"
+    return CheckResult("memory nodes", "note", f"{says}; turn it off (sysctl -w kernel.numa_balancing=0)")
+
+
+def _open_files() -> CheckResult:
+    """The descriptors that a server may have. It raises the soft limit to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n = machine.raise_open_files()
+    says = f"{n} (soft limit {soft}, which a server raises)" if soft < n else str(n)
+    if n >= _OPEN_FILES:
+        return CheckResult("open files", "ok", says)
+    return CheckResult(
+        "open files", "note", f"{says}: too few for a thousand connections; raise `ulimit -Hn`, now {hard}"
+    )
 
 
 def _devices() -> Iterator[CheckResult]:

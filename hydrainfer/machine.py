@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import resource
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,7 +27,8 @@ _INSTRUCTION_SETS = (
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 """The unit of processor times in /proc."""
 
-
+_MOST_FILES = 1 << 20
+"""Where the hard limit is a thousand million, as in some containers, some programs go through all numbers."""
 _SPIN = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "1"}
 
 
@@ -102,6 +105,23 @@ def free_memory_bytes() -> int:
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(min(free, control_group.memory().free))
+
+
+def raise_open_files() -> int:
+    """Let this process, and those that it starts, open as many files as the operator allows: the soft limit becomes the
+    hard one, or `_MOST_FILES` if that is less. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def n_open_files() -> int:
+    """The files and sockets that this process has open."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from tqdm import tqdm
 
 from hydrainfer.assemble import ServerParts, free_unused, start_instance
 from hydrainfer.config import load
-from hydrainfer.core import InvalidRequest, SamplingParams, TokenLogprobs, Unavailable
+from hydrainfer.core import ConfigError, InvalidRequest, SamplingParams, TokenLogprobs, Unavailable
 from hydrainfer.processor import ChatMessage, ChatOptions, PythonPrompt, parse_messages, parse_prompts, parse_tools
 from hydrainfer.server import TokenStream
 
@@ -61,10 +62,15 @@ class LLM:
 
     `options` are those of `hydrainfer serve` (see `hydrainfer.config.ServeConfig`). Raises `ConfigError` or
     `CheckpointError`. Without a `with` block or `close`, it is closed when Python ends. Calls from several threads take
-    turns.
+    turns. A process that was forked afterwards can neither use it nor make another one, for it has none of the threads.
     """
 
+    _process: ClassVar[int | None] = None
+    """The process in which one was first made, to recognise a fork of it."""
+
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        _check_process(LLM._process)
+        LLM._process = os.getpid()
         named = {} if model is None else {"model": str(model)}
         # all requests are the caller's own: no limits, and no separate processes to decode pictures
         here = {"max_waiting": _NO_LIMIT, "max_queue_s": 1e9, "request_timeout_s": 1e9, "media_workers": 0}
@@ -72,7 +78,7 @@ class LLM:
         self._instance: ServerParts | None = start_instance(config)
         self._turn = threading.Lock()  # only one event loop at a time may use the sessions
         self._at_exit = ExitStack()
-        self._at_exit.callback(self._instance.close)
+        self._at_exit.callback(self._close)
         _before_threads_end(self._at_exit.close)
 
     def chat(
@@ -127,7 +133,8 @@ class LLM:
         return self._run(instance, [job(one) for one in parsed], texts, sampling_params, use_tqdm)
 
     def _running(self) -> ServerParts:
-        """The parts of the running instance. Raises `Unavailable` if it is closed."""
+        """The parts of the running instance. Raises `Unavailable` if it is closed, `ConfigError` in a fork."""
+        _check_process(LLM._process)
         if self._instance is None:
             raise Unavailable("this LLM has been closed; make another one")
         return self._instance
@@ -158,13 +165,16 @@ class LLM:
         return msgspec.structs.replace(SamplingParams(), **self._running().intake.processor.model.sampling_defaults)
 
     def close(self) -> None:
-        """End the running requests and free the model, the caches and the graphs. Safe to repeat."""
-        instance, self._instance = self._instance, None
-        if instance is not None:
+        """End the running requests and free the model, the caches and the graphs. Safe to repeat. Does nothing in a
+        process that was forked."""
+        self._close()
+        self._at_exit.pop_all()
+        free_unused()
+
+    def _close(self) -> None:
+        if os.getpid() == LLM._process and self._instance is not None:
+            instance, self._instance = self._instance, None
             instance.close()
-            self._at_exit.pop_all()
-            del instance
-            free_unused()
 
     def __enter__(self) -> LLM:
         return self
@@ -210,6 +220,16 @@ def _text_of(instance: ServerParts, ids: Sequence[int]) -> str:
     media = processor.model.images.token_ids if processor.model.images is not None else ()
     kept = [i for i, before in zip(ids, (-1, *ids)) if i != before or i not in media]
     return processor.decode(kept)
+
+
+def _check_process(first: int | None) -> None:
+    """Raise `ConfigError` if this process was forked from the process `first`, in which there has been an `LLM`. The
+    threads that compute, of OpenMP and others, are missing here, and whoever needs them would wait for ever."""
+    if first is not None and first != os.getpid():
+        raise ConfigError(
+            "this process was forked from one that has made an LLM, and its threads are missing here: use spawn "
+            "(multiprocessing.get_context('spawn')), or make the first LLM after the fork"
+        )
 
 
 def _before_threads_end(close: Callable[[], None]) -> None:

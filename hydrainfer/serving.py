@@ -26,7 +26,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
-from hydrainfer.machine import n_cores
+from hydrainfer.ending import Signals
+from hydrainfer.machine import n_cores, n_open_files, raise_open_files
 from hydrainfer.server import (
     Connection,
     ServerSettings,
@@ -54,6 +55,8 @@ _ALL_TICKS, _ALL_AT_LAST_TICKS = 600, 6000
 """Ticks of 0.1 s after which all garbage is collected: if no request is live, and in any case."""
 _TIMES_APART = 300.0
 """The pause after a collection of younger garbage, in multiples of the time that the collection took."""
+_BACKLOG = 2048
+_FEWEST_CONNECTIONS = 16
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """The addresses that stand for all interfaces, and the one under which this machine reaches itself."""
 _log = logging.getLogger(__name__)
@@ -171,53 +174,13 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-class _Signals:
-    """A context that handles SIGINT, SIGTERM and SIGUSR1. During the start, the first SIGINT or SIGTERM ends it, and
-    later ones are ignored. Once there is a server, signals go to it, as do a SIGHUP and an end that the start has not
-    heeded. `hang_up`: also handle SIGHUP.
-
-    Ray installs a handler in front of ours, which prints a stack trace and kills the process by SIGALRM 3 s later."""
-
-    def __init__(self, hang_up: bool = False) -> None:
-        self._server: _HttpServer | None = None
-        self._signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *([signal.SIGHUP] if hang_up else []))
-        self._before: dict[int, Any] = {}
-        self._ending = False
-        self._early: list[int] = []
-
-    def __enter__(self) -> _Signals:
-        self._before = {sig: signal.signal(sig, self._handle) for sig in self._signals}
-        return self
-
-    def hand_to(self, server: _HttpServer) -> None:
-        self._server = server
-        for sig in self._signals:
-            signal.signal(sig, self._handle)  # again, since Ray has installed its handler by now
-        for early in self._early:
-            server.handle_exit(early, None)
-
-    def __exit__(self, *_: object) -> None:
-        for sig, handler in self._before.items():
-            signal.signal(sig, handler)
-
-    def _handle(self, sig: int, frame: FrameType | None) -> None:
-        signal.alarm(0)
-        if self._server is not None:
-            self._server.handle_exit(sig, frame)
-        elif sig == signal.SIGHUP:
-            self._early.append(sig)
-        elif not self._ending and sig != signal.SIGUSR1:
-            self._ending = True
-            self._early.append(sig)
-            raise KeyboardInterrupt if sig == signal.SIGINT else SystemExit(128 + sig)
-
-
 def serve_forever(loaded: Loaded, console: Console) -> None:
     """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` during the start, `InternalError` if the
     engine is lost for good."""
+    raise_open_files()  # before processes are started, which inherit it
     logs = written_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
     tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
-    with logs, _Signals(hang_up=loaded.config.tenants is not None) as signals:
+    with logs, Signals(loaded.config.drain_s, loaded.config.tenants is not None) as signals:
         listener = _bind(loaded.config.host, loaded.config.port)
         exposed = not locked and not loaded.config.ssl_ca_certs and listener.getsockname()[0] in _EVERYWHERE
         with closing(listener), closing(_load(loaded, console)) as instance:
@@ -240,6 +203,7 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
 @contextmanager
 def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str, ServerParts]]:
     """A context that runs the server in a thread. Yields its URL and its parts, and stops everything on exit."""
+    raise_open_files()
     tenants, listener = _tenants(loaded.config), _bind(loaded.config.host, loaded.config.port)
     with closing(listener), closing(_load(loaded, console)) as instance:
         _settle(loaded, console, instance)
@@ -301,10 +265,20 @@ def _tenants(config: ServeConfig) -> Tenants:
 
 def _reload(tenants: Tenants, console: Console) -> None:
     try:
-        n_keys = tenants.reload()
-        _say(console, f"tenants: read again, {n_keys} key{'s' * (n_keys != 1)}")
+        read = tenants.reload()
+        said = f"tenants: read again, {read.n_keys} key{'s' * (read.n_keys != 1)}"
+        if read.gone:
+            said += f"; no longer there: {', '.join(read.gone)}"
+        _say(console, said, markup=False)
     except ConfigError as e:
         _say(console, f"tenants as before: {e.message}", style="red", markup=False)
+
+
+def _max_connections() -> int:
+    """The number of connections for which there are descriptors. A quarter of all is kept for workers, instances,
+    downloads, files, and connections that are accepted before others are closed."""
+    n_files = raise_open_files()
+    return max(n_files - n_files // 4 - n_open_files(), _FEWEST_CONNECTIONS)
 
 
 def _server(
@@ -319,6 +293,7 @@ def _server(
         allowed_origins=read_origins(config.allowed_origins),
         root_path=config.root_path,
         host=config.host,
+        max_connections=_max_connections(),
     )
     recorder = instance.recorder
     app = create_app(
@@ -332,6 +307,8 @@ def _server(
         log_level="warning",
         access_log=False,
         server_header=False,
+        backlog=min(_BACKLOG, raise_open_files() // 8),  # that many may be accepted before any is closed
+        ws="none",
         proxy_headers=False,  # clients' addresses are not used
         **_tls(config),
     )

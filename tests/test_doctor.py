@@ -1,6 +1,7 @@
 """The doctor finds what is wrong with a machine, and says so in words."""
 
 import json
+import resource
 import shutil
 import socket
 from types import SimpleNamespace
@@ -54,6 +55,38 @@ def test_shared_memory_is_for_rays_objects(monkeypatch, free, state):
     found = doctor._shared_memory()
     assert found.state == state and "cache" not in found.says
     assert ("Ray, if it is used, takes 80 MiB of the temporary directory" in found.says) == (state == "note")
+
+
+@pytest.mark.parametrize(("busy", "n", "state"), [(0.2, 2, "ok"), (1.5, 64, "ok"), (1.0, 2, "note"), (9.0, 64, "note")])
+def test_other_processes_that_compute_are_noted(monkeypatch, busy, n, state):
+    monkeypatch.setattr(machine, "busy_cores", lambda _: busy)
+    monkeypatch.setattr(machine, "n_cores", lambda: n)
+    found = doctor._others()
+    assert found.state == state and found.says.startswith(f"{busy:.1f} cores were busy")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text", "state"),
+    [(2, "1\n", "note"), (2, "0\n", "ok"), (1, "1\n", "ok"), (2, None, "ok"), (0, None, "ok")],
+)
+def test_pages_that_the_kernel_moves_are_noted(monkeypatch, tmp_path, nodes, text, state):
+    for i in range(nodes):
+        (tmp_path / f"node{i}").mkdir()
+    balancing = tmp_path / "numa_balancing"
+    if text is not None:
+        balancing.write_text(text)
+    monkeypatch.setattr(doctor, "_NODES", tmp_path)
+    monkeypatch.setattr(doctor, "_NUMA_BALANCING", balancing)
+    found = doctor._numa()
+    assert found.state == state and ("sysctl -w kernel.numa_balancing=0" in found.says) == (state == "note")
+
+
+@pytest.mark.parametrize(("soft", "hard", "state"), [(1024, 20_000, "ok"), (65_536, 65_536, "ok"), (512, 1024, "note")])
+def test_few_open_files_are_noted(monkeypatch, soft, hard, state):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(machine, "raise_open_files", lambda: hard)
+    found = doctor._open_files()
+    assert found.state == state and found.says.startswith(str(hard)) and ("soft limit" in found.says) == (soft < hard)
 
 
 @pytest.mark.parametrize(("n", "says"), [(1, "1 core of "), (2, "2 cores of ")])

@@ -142,7 +142,7 @@ def build_engine(
         moves=None if node is None else _moves(config, node, around.local, scheduler, stores, hosted),
         moved=None if node is None else node.moved,
         give_up_after=float("inf") if node is None else _BROKEN_AFTER,  # a single instance is not restarted
-        expect=None if around.grammars is None else around.grammars.expect,
+        ready=(lambda _: True) if around.grammars is None else around.grammars.ready,
         shifts=_shifts(scheduler, stores, hosted, around.wake) if hosted else None,
         ahead=settled.ahead,
     )

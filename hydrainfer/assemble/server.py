@@ -121,6 +121,8 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     workers = intake.processor.media.workers
     if workers and model.vision is not None:
         workers.warm()
+    if grammars is not None:
+        grammars.warm()
     facts |= {"image_backend": backend_name(intake.processor.limits), "media_workers": workers.n if workers else 0}
     facts = {"served_model_name": ", ".join(names), "max_model_len": description.n_context, **facts}
     return ServerParts(config, names, intake, sessions, engine, recorder, facts, pools, traces)

@@ -147,8 +147,8 @@ def _wrong(group: _LayoutEntry) -> str | None:
     for name in ("CPU", "GPU"):
         if name in group.resources:
             return f"{name} is given by its own key, {name.lower()}s"
-    if group.gpus is not None and group.gpus > 1 and group.gpus != int(group.gpus):
-        return f"gpus must be a fraction of one or a whole number, got {group.gpus:g}"
+    if group.gpus is not None and group.gpus > 1:  # Ray would reserve them, and the instance use one
+        return f"gpus must be at most 1, got {group.gpus:g}: an instance computes on one device; take more instances"
     return None
 
 

@@ -25,7 +25,6 @@ from hydrainfer.core import (
     LifecycleEvent,
     LiveSequence,
     Load,
-    Offer,
     Output,
     OutputSink,
     Parcel,
@@ -34,6 +33,7 @@ from hydrainfer.core import (
     StepBatch,
     StepResult,
 )
+from hydrainfer.engine.compiling import LOOK_S, Compiling
 from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.lanes import Lanes, Overlap
 from hydrainfer.engine.moves import Arrived, Left, Moves, Pulled, Returned, Stranded
@@ -50,9 +50,9 @@ class Engine:
     """The engine of one instance. `overlap`, `ahead`: see `Lanes`; `ahead` excludes a scheduler that drafts. `sink`
     gets the outputs of each step, `record`, if given, every lifecycle event. `moves`: moves requests between instances,
     if there are several. `moved(request id, instance, hops)` is told the new owner of a request that came or went.
-    `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a whole. `expect` is
-    told of every grammar to be followed here, as early as it is known. `shifts`: the copies to host memory and back, if
-    there are caches there."""
+    `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a whole. `ready`
+    says whether a grammar that is to be followed here is compiled, which it begins otherwise. `shifts`: the copies to
+    host memory and back, if there are caches there."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Engine:
         moves: Moves | None = None,
         moved: Callable[[str, str, int], None] | None = None,
         give_up_after: float = float("inf"),
-        expect: Callable[[Grammar], None] | None = None,
+        ready: Callable[[Grammar], bool] = lambda _: True,
         shifts: Shifts | None = None,
         *,
         ahead: bool = False,
     ) -> None:
         assert not ahead or scheduler.draft is None, "a step ahead has no drafts: there would be hardly any"
-        self._expect = expect or (lambda _: None)
+        self._compiling = Compiling(ready)
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
         self.moves, self._shifts = moves, shifts
@@ -90,13 +90,15 @@ class Engine:
     def submit(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> None:
         """Queue a request, with the tokens that it already has. If it can never run here, its final output says why."""
         self._open.add(request.id)
-        if request.sampling.grammar is not None:
-            self._expect(request.sampling.grammar)
         arrival_s = now if request.arrival_s is None else request.arrival_s
         if self._record is not None:
             self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
         if not self._busy:
             self._progress_s = now
+        if not self._compiling.holds(request, produced):
+            self._add(request, now, produced)
+
+    def _add(self, request: Request, now: float, produced: tuple[int, ...]) -> None:
         try:
             seq = self.scheduler.add(request, now, produced)
         except HydraError as e:
@@ -124,7 +126,7 @@ class Engine:
         """Forget a request, wherever in this engine it is. Returns False if it is not here."""
         if self.moves is not None:
             self.moves.close(request_id, now)
-        return self.scheduler.cancel(request_id)
+        return self._compiling.forget(request_id) or self.scheduler.cancel(request_id)
 
     def fail_all(self, error: HydraError, now: float) -> None:
         """End with `error` every request that has not ended yet, even one that the scheduler lost when a step failed.
@@ -142,10 +144,15 @@ class Engine:
     def deliver(self, parcel: Parcel) -> None:
         """Hand over a peer's messages, which the next step reads."""
         assert self.moves is not None, "an engine without peers got a message"
-        for message in parcel.messages:
-            if isinstance(message, Offer) and (grammar := message.handoff.request.sampling.grammar) is not None:
-                self._expect(grammar)
-        self.moves.deliver(parcel)
+        self.moves.deliver(self._compiling.without_held(parcel))
+
+    def _compiled(self, now: float) -> None:
+        """Go on with what has waited for its grammar."""
+        for request, produced in self._compiling.requests():
+            self._add(request, now, produced)
+        for parcel in self._compiling.offers():
+            assert self.moves is not None
+            self.moves.deliver(parcel)
 
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         if self.moves is not None:
@@ -184,6 +191,8 @@ class Engine:
                 self.observe(result.batch, seconds)
             self._judge(result)
             self._commit(self.scheduler.apply(result, now), now)
+        if self._compiling:
+            self._compiled(now)
         moves, shifts = self.moves, self._shifts
         for seq in shifts.turn(now) if shifts is not None else ():  # before offers: parked requests go first
             self._queued(seq, now)
@@ -315,6 +324,8 @@ class Engine:
             wake_at = min(wake_at, self.moves.wake_at())
         if self._shifts is not None:
             wake_at = min(wake_at, self._shifts.wake_at())
+        if self._compiling:
+            wake_at = min(wake_at, now + LOOK_S)
         return wake_at if wake_at < _NEVER else None
 
     def _event(self, request_id: str, kind: EventKind, at_s: float, stage: Stage | str = "", detail: str = "") -> None:
@@ -328,7 +339,7 @@ class Engine:
         if self.lanes.in_flight:
             return True
         s = self.scheduler
-        n = s.n_running + s.n_waiting + s.parking.n_live
+        n = s.n_running + s.n_waiting + s.parking.n_live + len(self._compiling)
         return bool(n or not self.still or (self.moves is not None and not self.moves.idle))
 
     @property
@@ -352,7 +363,7 @@ class Engine:
         s, caches = self.scheduler, self.scheduler.room.caches
         return InstanceStats(
             role=str(s.role),
-            n_waiting=s.n_waiting,
+            n_waiting=s.n_waiting + self._compiling.n_requests,
             n_running=s.n_running,
             n_encoding=len(s.encoding),
             n_prefilling=len(s.prefilling),

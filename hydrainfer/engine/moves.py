@@ -145,8 +145,7 @@ class Moves:
             self._poll(now)
         self._do(self.source.tick(now), now)
         self._do(self._target.tick(now), now)
-        if len(self._target):
-            self._admit(now)
+        self._admit(now)
         self.place(now)
         moves, self._moves = self._moves, []
         return moves
@@ -324,12 +323,14 @@ class Moves:
         later offers of that content do not pass it (as in `Admission.to_encode`). An offer also waits if another
         request is computing the same content. An offer with the kept beginning of a prompt is refused if there is no
         room: it would keep room at its source while it waits."""
-        if not (waiting := self._target.waiting()):
+        waiting = self._target.waiting()
+        offers = self._scheduler.fair.offers(waiting)
+        if not waiting:
             return
         full: set[Stage] = set()  # stages whose best offer found no room
         n_stages = self._target.n_stages_waited_for
         wanted: set[bytes] = set()
-        for stage, handoff in self._scheduler.fair.offers(waiting):
+        for stage, handoff in offers:
             recalled = stage is Stage.PREFILL and handoff.n_computed > 0
             if stage in full or len(full) == n_stages:
                 if recalled:

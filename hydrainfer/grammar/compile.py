@@ -1,149 +1,187 @@
-"""Grammars compiled by llguidance, within limits of size and work, and cached for requests with the same grammar."""
+"""Grammars compiled by llguidance, after a trial elsewhere if they come from a client, and kept within a budget."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-import re
+import os
+import resource
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from hydrainfer.core import Grammar, InvalidRequest
-from hydrainfer.grammar.schema import JSON_STYLE, without_unknown_formats
+from hydrainfer.grammar import library
+from hydrainfer.grammar.bounds import KEPT, KEPT_BYTES, NICENESS, TrialBounds
+from hydrainfer.grammar.trials import Trials
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 64
-_LIMITS: dict[str, Any] = {
-    "max_items_in_row": 1000,
-    "initial_lexer_fuel": 200_000,
-    "step_lexer_fuel": 50_000,
-    "step_max_items": 20_000,
-    "max_lexer_states": 10_000,
-    "max_grammar_size": 100_000,
-    "verbose_errors": False,
-}
-"""Much lower limits than the library's defaults. With them and `MAX_GRAMMAR_CHARS`, the worst grammars we know take
-well under a second to compile, and to compute the next tokens (tests/grammar/test_hostile.py)."""
-_MAX_GBNF_CHARS = 8192  # GBNF is translated in Python, which is slow
+
+class CompiledGrammar(NamedTuple):
+    """`matcher`: the `LLMatcher` at its start, which is shared, so copy it before use. `n_bytes`: the memory that it
+    takes, roughly."""
+
+    matcher: Any
+    n_bytes: int
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A trial under way, and the number of requests that wait for it."""
+
+    task: asyncio.Task[str]
+    n_waiting: int = 0
 
 
 class Grammars:
-    """The compiler and cache of grammars for one tokenizer. Thread-safe. The library releases the GIL to compile."""
+    """The compiler and cache of grammars for one tokenizer. Thread-safe, except that one event loop calls `check`. The
+    library releases the GIL to compile."""
 
-    def __init__(self, tokenizer: Any, eos_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, eos_ids: Sequence[int], trials: Trials) -> None:
         """`tokenizer`: an `llguidance.LLTokenizer`. `eos_ids` end an answer."""
-        import llguidance
-
         self.n_vocab: int = tokenizer.vocab_size
         self.eos_ids = frozenset(eos_ids)
         self._tokenizer = tokenizer
-        self._limits = llguidance.LLParserLimits(**_LIMITS)
+        self._trials = trials
+        self._running: dict[Grammar, _Trial] = {}
         self._lock = threading.Lock()
-        self._kept: dict[Grammar, Future[Any]] = {}  # a matcher or an error message; the last used last
-        self._worker = ThreadPoolExecutor(1, "hydra-grammar")
+        self._kept: dict[Grammar, Future[CompiledGrammar | str]] = {}  # or an error message; the last used last
+        self._worker = ThreadPoolExecutor(1, "hydra-grammar", initializer=_stand_back)
 
-    def compiled(self, grammar: Grammar) -> Any:
-        """The `LLMatcher` at its start. It is shared, so copy it before use. Raises `InvalidRequest` if the grammar
-        cannot be compiled."""
+    async def check(self, grammar: Grammar) -> None:
+        """Compile a client's grammar within bounds: first in a process of its own, then here. When everybody who waits
+        for it has been cancelled, the trial ends. Raises `InvalidRequest` if the grammar cannot be compiled, or what
+        `Trials.run` raises."""
+        if not self._has(grammar) and (error := await self._tried(grammar)):
+            self._entry(grammar)[0].set_result(error)
+        found = await asyncio.shield(asyncio.wrap_future(self.expect(grammar)))
+        if isinstance(found, str):
+            raise _invalid(found)
+
+    def compiled(self, grammar: Grammar) -> CompiledGrammar:
+        """The compiled grammar. It is compiled by the calling thread if it is not kept: then it must have passed
+        `check`, here or in the server. Raises `InvalidRequest` if it cannot be compiled."""
         future, mine = self._entry(grammar)
         if mine:
             self._compile(grammar, future)
         found = future.result()
         if isinstance(found, str):
-            raise InvalidRequest(found, code="invalid_grammar")
+            raise _invalid(found)
         return found
 
-    def expect(self, grammar: Grammar) -> None:
-        """Begin to compile a grammar in the background, and return at once."""
+    def expect(self, grammar: Grammar) -> Future[CompiledGrammar | str]:
+        """Begin to compile a grammar, which has passed `check`, in the background. Returns at once."""
         future, mine = self._entry(grammar)
         if mine:
-            self._worker.submit(self._compile, grammar, future)
+            try:
+                self._worker.submit(self._compile, grammar, future)
+            except RuntimeError:  # closed
+                self._compile(grammar, future)
+        return future
+
+    def ready(self, grammar: Grammar) -> bool:
+        """Whether a grammar, which has passed `check`, is compiled. If not, this begins in the background."""
+        return self.expect(grammar).done()
+
+    def warm(self) -> None:
+        """Start the process for trials in the background."""
+        self._trials.warm()
 
     def close(self) -> None:
-        self._worker.shutdown(cancel_futures=True)
+        """End trials and what waits to be compiled. Safe to repeat."""
+        self._trials.close()
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _entry(self, grammar: Grammar) -> tuple[Future[Any], bool]:
+    async def _tried(self, grammar: Grammar) -> str:
+        """The error message of a trial, which all who wait for the same grammar share."""
+        trial = self._running.get(grammar)
+        if trial is None:
+            trial = self._running[grammar] = _Trial(asyncio.ensure_future(self._trials.run(grammar)))
+        trial.n_waiting += 1
+        try:
+            return await asyncio.shield(trial.task)
+        finally:
+            trial.n_waiting -= 1
+            if not trial.n_waiting:
+                trial.task.cancel()
+                del self._running[grammar]
+
+    def _has(self, grammar: Grammar) -> bool:
+        with self._lock:
+            return grammar in self._kept
+
+    def _entry(self, grammar: Grammar) -> tuple[Future[CompiledGrammar | str], bool]:
         """The future of a grammar, and whether the caller must set its result."""
         with self._lock:
             found = self._kept.pop(grammar, None)
             future = self._kept[grammar] = found or Future()
-            if len(self._kept) > _KEPT:
-                del self._kept[next(iter(self._kept))]
+            self._make_room()
             return future, found is None
 
-    def _compile(self, grammar: Grammar, future: Future[Any]) -> None:
+    def _make_room(self) -> None:
+        """Forget what was used longest ago, but not the last one. The caller holds the lock."""
+        n_bytes = sum(map(_bytes_of, self._kept.values()))
+        for grammar, future in list(self._kept.items())[:-1]:
+            if len(self._kept) <= KEPT and n_bytes <= KEPT_BYTES:
+                return
+            if future.done():
+                n_bytes -= _bytes_of(future)
+                del self._kept[grammar]
+
+    def _compile(self, grammar: Grammar, future: Future[CompiledGrammar | str]) -> None:
+        before = _resident_bytes()
         try:
-            matcher = self._matcher(grammar)
-            first = matcher.deep_copy()
-            first.compute_bitmask()  # the tables that this builds are shared by all copies
-            error = matcher.get_error() or first.get_error()
-            future.set_result(_complaint(error) if error else matcher)
-        except Exception as e:
-            future.set_result(_complaint(str(e)))
+            matcher = library.compiled(self._tokenizer, grammar)
+        except ValueError as e:
+            future.set_result(str(e))
+            return
+        except BaseException as e:
+            self._forget(grammar)
+            future.set_exception(e)
+            raise
+        future.set_result(CompiledGrammar(matcher, min(max(_resident_bytes() - before, 0), TrialBounds().n_bytes)))
+        with self._lock:
+            self._make_room()
 
-    def _matcher(self, grammar: Grammar) -> Any:
-        from llguidance import LLMatcher, grammar_from
-
-        if grammar.kind == "json":
-            text = grammar.text
-            if '"format"' in text:
-                text = json.dumps(without_unknown_formats(json.loads(text)))
-            source = LLMatcher.grammar_from_json_schema(text, overrides=JSON_STYLE)
-        elif grammar.kind == "lark" and "::=" in grammar.text:  # GBNF, llama.cpp's format, which users of vLLM send
-            if len(grammar.text) > _MAX_GBNF_CHARS:
-                raise ValueError(f"a GBNF grammar takes at most {_MAX_GBNF_CHARS} characters; write it in Lark")
-            source = grammar_from("gbnf", grammar.text)
-        else:
-            source = grammar_from(grammar.kind, grammar.text)
-        return LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+    def _forget(self, grammar: Grammar) -> None:
+        with self._lock:
+            self._kept.pop(grammar, None)
 
 
-def load_grammars(path: Path, n_vocab: int, eos_ids: Sequence[int]) -> Grammars | None:
-    """The `Grammars` of a checkpoint, from its tokenizer.json; takes 2 s and 100 MB for 150,000 tokens. `n_vocab`:
-    columns of the logits. Returns None, and logs why, if that fails: then no request may have a grammar."""
+def load_grammars(
+    path: Path, n_vocab: int, eos_ids: Sequence[int], bounds: TrialBounds | None = None
+) -> Grammars | None:
+    """The `Grammars` of a checkpoint, from its tokenizer.json; takes as long as `library.load_tokenizer`. `n_vocab`:
+    columns of the logits. `bounds`: those of a client's grammar. Returns None, and logs why, if that fails: then no
+    request may have a grammar."""
     try:
-        from llguidance import LLTokenizer
-
-        if not eos_ids:
-            raise ValueError("the model has no token that ends an answer")
-        text = (path / "tokenizer.json").read_text("utf-8")
-        if any(token.id >= n_vocab for token in _added(text).added_tokens or ()):
-            text = _without_tokens_from(text, n_vocab)
-        return Grammars(LLTokenizer(text, n_vocab=n_vocab, eos_token=list(eos_ids)), eos_ids)
+        tokenizer = library.load_tokenizer(path, n_vocab, eos_ids)
+        return Grammars(tokenizer, eos_ids, Trials(path, n_vocab, eos_ids, bounds))
     except Exception as e:
         logger.warning("structured output is not available: %s", str(e)[:300])
         return None
 
 
-class _AddedToken(msgspec.Struct):
-    id: int
+def _stand_back() -> None:
+    """Let the calling thread, which compiles, compute only when those that serve leave it time."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-class _Tokenizer(msgspec.Struct):
-    """The part of a tokenizer.json that is looked at. The rest of its many megabytes is skipped."""
-
-    added_tokens: list[_AddedToken] | None = None
-
-
-_added = msgspec.json.Decoder(_Tokenizer).decode
+def _bytes_of(future: Future[CompiledGrammar | str]) -> int:
+    if not future.done() or future.exception() is not None:
+        return 0
+    found = future.result()
+    return len(found) if isinstance(found, str) else found.n_bytes
 
 
-def _without_tokens_from(text: str, n_vocab: int) -> str:
-    """A tokenizer.json without the added tokens that the model lacks, which some published ones have."""
-    whole = json.loads(text)
-    known = [token for token in whole["added_tokens"] if token["id"] < n_vocab]
-    return json.dumps(whole | {"added_tokens": known})
+def _resident_bytes() -> int:
+    """The memory that this process has now. Its growth while a grammar is compiled is what the grammar takes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _complaint(text: str) -> str:
-    """The error message for the client, with the library's message shortened. Of a schema inside a grammar (that of
-    tools, which is made here) the library also lists the lines of the grammar, which say nothing about the schema."""
-    if inside := re.search(r"failed to compile JSON schema: (.*?)\s*(?:\n\s*\d+ \||\Z)", text, re.DOTALL):
-        text = inside[1]
-    return f"the grammar or schema cannot be used: {' '.join(text.split())[:300]}"
+def _invalid(error: str) -> InvalidRequest:
+    return InvalidRequest(error, code="invalid_grammar")

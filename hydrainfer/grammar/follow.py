@@ -6,13 +6,15 @@ migration or the loss of an instance, it is computed again from the tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hydrainfer.core import Grammar, HydraError, InternalError, InvalidRequest, Reasoning
-from hydrainfer.grammar.compile import Grammars
+from hydrainfer.grammar.bounds import KEPT_BYTES
+from hydrainfer.grammar.compile import CompiledGrammar, Grammars
 
 _KEPT = 256
 
@@ -29,12 +31,13 @@ class Guided(NamedTuple):
 
 
 class _MatcherState:
-    """A matcher that has read `n_read` tokens of the answer."""
+    """A matcher of `grammar` that has read `n_read` tokens of the answer."""
 
-    __slots__ = ("matcher", "n_read")
+    __slots__ = ("grammar", "matcher", "n_read")
 
-    def __init__(self, matcher: Any) -> None:
-        self.matcher = matcher
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self.grammar = grammar
+        self.matcher = grammar.matcher.deep_copy()
         self.n_read = 0
 
 
@@ -52,6 +55,7 @@ class Follower:
         n_bytes = (n_columns + 7) // 8
         allowed = np.zeros((len(rows), n_bytes), dtype=np.uint8)
         failed: dict[str, HydraError] = {}
+        n_before = len(self._places)
         for i, guided in enumerate(rows):
             begin = _answer_begins(guided)
             if begin is None:
@@ -68,9 +72,20 @@ class Follower:
             except HydraError as e:
                 failed[guided.id] = e
                 allowed[i] = 0xFF
-        while len(self._places) > max(_KEPT, len(rows)):
-            del self._places[next(iter(self._places))]
+        if len(self._places) > n_before:
+            self._make_room(len(rows))
         return np.unpackbits(~allowed, axis=1, bitorder="little", count=n_columns).view(bool), failed
+
+    def _make_room(self, n_rows: int) -> None:
+        """Forget the positions used longest ago if there are too many or their grammars take too much memory, but not
+        those of the last `n_rows` requests."""
+        grammars = Counter(id(place.grammar) for place in self._places.values())
+        n_bytes = sum({id(place.grammar): place.grammar.n_bytes for place in self._places.values()}.values())
+        while len(self._places) > n_rows and (len(self._places) > _KEPT or n_bytes > KEPT_BYTES):
+            grammar = self._places.pop(next(iter(self._places))).grammar
+            grammars[id(grammar)] -= 1
+            if not grammars[id(grammar)]:
+                n_bytes -= grammar.n_bytes
 
     def _thinking(self, n_bytes: int) -> np.ndarray:
         """The tokens that may come within a reasoning, as a bit mask: all but those that end the answer."""
@@ -85,7 +100,7 @@ class Follower:
         place = self._places.pop(guided.id, None)
         n_answer = len(guided.produced) - begin
         if place is None or place.n_read > n_answer:
-            place = _MatcherState(self._grammars.compiled(guided.grammar).deep_copy())
+            place = _MatcherState(self._grammars.compiled(guided.grammar))
         for token in guided.produced[begin + place.n_read :]:
             ended = token in self._grammars.eos_ids  # with `ignore_eos`, the matcher stays at the end
             if not ended and not place.matcher.consume_token(token):

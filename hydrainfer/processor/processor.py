@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -244,6 +245,18 @@ class Processor:
         self.media.close()
         if self.grammars is not None:
             self.grammars.close()
+
+    def grammars_of(self, sampling: SamplingParams, tools: Tools | None = None) -> tuple[Grammar, ...]:
+        """The grammars that an answer may have to follow; which of them, the rendered prompt says. They have to pass
+        `Grammars.check` before the request is prepared."""
+        grammar, template = sampling.grammar, self.model.template
+        if grammar is None or self.grammars is None:
+            return ()
+        reasoning = template.reasoning if template is not None else None
+        if tools is None and reasoning is not None and reasoning.name == HARMONY:
+            with suppress(InvalidRequest):  # in a form that cannot be wrapped; refused when it is prepared
+                return harmony_grammar(grammar), grammar
+        return (grammar,)
 
     def check_grammar(self, grammar: Grammar | None) -> None:
         """Compile the grammar, if there is one. Raises `InvalidRequest` if that cannot be done."""

@@ -6,7 +6,7 @@ the same caches, so neither text nor pictures can starve the other kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain, takewhile
 
 from hydrainfer.cache import Hit
@@ -14,6 +14,7 @@ from hydrainfer.core import Handoff, InvalidRequest, LiveSequence, Role, Stage
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Rank
 from hydrainfer.scheduler.parking import Parking
+from hydrainfer.scheduler.places import Places
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
 from hydrainfer.scheduler.waiting import Waiting
@@ -22,9 +23,8 @@ _MOST_PASSED = 64  # requests with pictures: each is looked at in every step
 
 
 class Admission:
-    """The admission of one instance. `n_running`: how many requests run here now. By id, `prefilling`: requests that
-    compute their prompt; `live`: all requests that are here; `arriving`: requests whose reserved room is being filled,
-    which are not live before they have landed."""
+    """The admission of one instance. `running`: the requests of each stage, by id. `live`: all requests that are here.
+    `arriving`: requests whose reserved room is being filled, which are not live before they have landed."""
 
     def __init__(
         self,
@@ -32,17 +32,17 @@ class Admission:
         room: SequenceRoom,
         budgets: Budgets,
         policy: Policy,
-        n_running: Callable[[], int],
-        prefilling: Mapping[str, LiveSequence],
+        running: Mapping[Stage, Mapping[str, LiveSequence]],
         live: Mapping[str, LiveSequence],
         fair: Fair,
         parking: Parking,
     ) -> None:
         self._role, self._room, self._budgets, self._policy = role, room, budgets, policy
-        self._n_running, self._prefilling, self._live, self._fair = n_running, prefilling, live, fair
+        self._running, self._prefilling, self._live, self._fair = running, running[Stage.PREFILL], live, fair
         self._parking = parking
         self.waiting = Waiting(fair)
         self.arriving: dict[str, LiveSequence] = {}
+        self.places = Places(budgets.running, running, self.arriving, fair)
         self._blocked: dict[str, LiveSequence] = {}  # by id, those that found no room
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
         self._visits: dict[tuple[tuple[Stage, ...], int], Visit] = {}  # by plan and cursor
@@ -93,6 +93,7 @@ class Admission:
         """Waiting requests that need no encoding (text, or pictures all in the cache), best first. Admit each one
         before asking for the next. Requests that wait for another's prefill are passed: they do not wait for room."""
         self._lend()
+        self.places.update()
         while self.waiting and self._n_running() < self._budgets.running:
             first = self.waiting.first(self.repeats)
             seq = next((s for s in first if not self._room.needs_encode(s, self.visit(s))), None)
@@ -105,6 +106,7 @@ class Admission:
         for, not encoded twice. A request that waits so is not passed by a later one that would encode another of its
         pictures, or it might always find a picture to wait for."""
         self._lend()
+        self.places.update()
         wanted: set[bytes] = set()
         n_passed = 0
         for seq in list(self.waiting.pictured):
@@ -153,7 +155,7 @@ class Admission:
         """Admit a waiting request if it finds room for its visit and passes no better one. Its pictures may then have
         to be encoded again: to make room for a request that is alone, all cached blocks may be evicted, even those it
         had found."""
-        if self._full() or not self._may_pass(seq):
+        if self._full() or not self._may_pass(seq) or not self.places.may_enter(seq):
             return False
         if (hit := self._room.enter(seq, self.visit(seq))) is None:
             self._blocked[seq.id] = seq
@@ -177,6 +179,9 @@ class Admission:
         if seq is None or self._full():
             return None
         return None if seq.id in self._blocked or self.repeats(seq) else seq
+
+    def _n_running(self) -> int:
+        return sum(map(len, self._running.values()))
 
     def _full(self) -> bool:
         return self._n_running() + len(self.arriving) + self._parking.n_coming >= self._budgets.running
@@ -227,7 +232,7 @@ class Admission:
 
     def _reserve(self, seq: LiveSequence) -> Hit | None:
         """Reserve room for the visit of a sequence that brings its blocks; None if there is none now."""
-        if self._full() or not self._may_pass(seq):
+        if self._full() or not self._may_pass(seq) or not self.places.may_enter(seq):
             return None
         hit = self._room.enter(seq, self.visit(seq))
         if hit is None:

@@ -26,8 +26,9 @@ from hydrainfer.scheduler.pace import Pace
 
 LEFT_OVER_S = 0.05
 """The most that a batch may take to which a tenant adds that has had more than others that come and go."""
-FairTurn = tuple[float, bool, tuple[float, float, int]]
-"""The tenant's excess, whether it goes after tenants that come now and then, and the rank; the smallest goes first."""
+FairTurn = tuple[bool, float, bool, tuple[float, float, int]]
+"""Whether the tenant has all places that it may have, its excess, whether it goes after tenants that come now and then,
+and the rank; the smallest goes first."""
 rank_of: Callable[[LiveSequence], tuple[float, float, int]] = attrgetter("rank")
 
 
@@ -41,10 +42,23 @@ class Fair:
         self._least = 0.0  # the smallest counter of those that wait, or waited last
         self._now = 0.0  # the largest counter at an admission
         self._visited = 0.0  # while `_now` is smaller, a tenant within its share is about
+        self._offered: Counter[str] = Counter()  # requests that peers offer
+        self.weights: dict[str, float] = {}
+        self.full: set[str] = set()  # tenants that have all places that they may have (`Places`)
+
+    @property
+    def waiting(self) -> Counter[str]:
+        """The number of requests that wait here, or to come here, by tenant."""
+        return self._n_waiting + self._offered
+
+    def yields(self, tenant: str) -> bool:
+        """Whether a tenant has had more than others that come and go."""
+        return self._yields(self.counters[tenant])
 
     def arrive(self, request: Request) -> None:
         """Note that a request waits from now on."""
         tenant = request.share.tenant
+        self.weights[tenant] = request.share.weight
         if self._lift(tenant):
             self._visited = self._now + self._credit_s
         self._n_waiting[tenant] += 1
@@ -61,6 +75,7 @@ class Fair:
     def admitted(self, seq: LiveSequence) -> None:
         """Charge the tenant for what is to be computed here of an admitted sequence."""
         tenant = seq.request.share.tenant
+        self.weights[tenant] = seq.request.share.weight
         self._lift(tenant)
         self._now = max(self._now, self.counters[tenant])
         self._charge(seq, self._pace.seconds(*seq.rest))
@@ -88,7 +103,7 @@ class Fair:
         return self._turn(self.counters[seq.request.share.tenant], seq)
 
     def _turn(self, counter: float, seq: LiveSequence) -> FairTurn:
-        return self._excess(counter), self._yields(counter), seq.rank
+        return seq.request.share.tenant in self.full, self._excess(counter), self._yields(counter), seq.rank
 
     def in_turn(self, queues: Mapping[str, Iterable[LiveSequence]]) -> Iterator[LiveSequence]:
         """The waiting sequences in the order they go, if each one is admitted. `queues`: by tenant, sorted by rank."""
@@ -107,15 +122,17 @@ class Fair:
     def offers(self, waiting: list[tuple[Stage, Handoff]]) -> list[tuple[Stage, Handoff]]:
         """Offers, given by rank, in the order of their tenants. `turn_of` orders requests that wait here in the same
         way: otherwise, of two that want the same room, each could wait for the other."""
-        tenants = {handoff.request.share.tenant for _, handoff in waiting}
-        for tenant in tenants:
+        self._offered = Counter(handoff.request.share.tenant for _, handoff in waiting)
+        self.weights |= {handoff.request.share.tenant: handoff.request.share.weight for _, handoff in waiting}
+        for tenant in self._offered:
             self._lift(tenant)
-        if len(tenants) < 2:
+        if len(self._offered) < 2:
             return waiting
 
-        def turn_of(pair: tuple[Stage, Handoff]) -> tuple[float, bool]:
-            counter = self.counters[pair[1].request.share.tenant]
-            return self._excess(counter), self._yields(counter)
+        def turn_of(pair: tuple[Stage, Handoff]) -> tuple[bool, float, bool]:
+            tenant = pair[1].request.share.tenant
+            counter = self.counters[tenant]
+            return tenant in self.full, self._excess(counter), self._yields(counter)
 
         return sorted(waiting, key=turn_of)
 

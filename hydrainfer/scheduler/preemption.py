@@ -1,4 +1,5 @@
-"""Preemption: decodes that run out of blocks take those of other sequences, the youngest first."""
+"""Preemption: decodes that run out of blocks take those of other sequences, the youngest first; and tenants with more
+places than their shares give them up to tenants that wait."""
 
 from __future__ import annotations
 
@@ -6,29 +7,33 @@ from collections.abc import Callable, Iterable, Mapping
 
 from hydrainfer.core import LiveSequence, Stage
 from hydrainfer.scheduler.parking import Parking
+from hydrainfer.scheduler.places import Places
 from hydrainfer.scheduler.room import SequenceRoom
 
 
 class Preemption:
-    """`running`: the sequences of each stage, by id. `arriving`: those whose room is being filled. `restart(seq, now)`
-    makes a sequence be computed again."""
+    """`running`: the sequences of each stage, by id. `arriving`: those whose room is being filled. `places`: says which
+    decodes must go. `restart(seq, now)` makes a sequence be computed again."""
 
     def __init__(
         self,
         running: Mapping[Stage, dict[str, LiveSequence]],
         arriving: Mapping[str, LiveSequence],
+        places: Places,
         room: SequenceRoom,
         parking: Parking,
         restart: Callable[[LiveSequence, float], None],
     ) -> None:
-        self._running, self._arriving = running, arriving
+        self._running, self._arriving, self._places = running, arriving, places
         self._room, self._parking, self._restart = room, parking, restart
 
     def make_room(self, decoding: Iterable[LiveSequence], now: float) -> list[LiveSequence]:
-        """Grow the full ones among these sequences, oldest first. If there is no room, preempt the youngest sequences.
-        Returns the preempted ones."""
+        """Preempt those that must give up their places. Grow the full ones among the others of these sequences, oldest
+        first; if there is no room, preempt the youngest sequences. Returns the preempted ones."""
+        preempted = self._places.surplus()
+        for seq in preempted:
+            self._preempt(seq, now)
         full = [seq for seq in decoding if len(seq.tokens) > seq.capacity]
-        preempted: list[LiveSequence] = []
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self._running[Stage.DECODE] and not self._room.grow(seq):
                 victim = None if self._parking.leaving else self._youngest_idle(than=seq)

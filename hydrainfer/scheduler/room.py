@@ -164,8 +164,8 @@ class SequenceRoom:
             self.n_tokens_wanted += len(seq.tokens)
             self.n_tokens_found += seq.n_computed
             self.n_tokens_missed += max(0, hit.n_chained - seq.n_computed)
-            if seq.n_cached < 0:
-                seq.n_cached = seq.n_computed
+            if seq.n_cached < 0:  # a request that has produced tokens finds what it has computed itself
+                seq.n_cached = 0 if seq.n_produced else seq.n_computed
 
     def grow(self, seq: LiveSequence, n_tokens: int = 0) -> bool:
         """Add one block in every cache that has no room for its last token, or for `n_tokens`. Returns False, with

@@ -69,11 +69,12 @@ class Scheduler:
         self.migrating: dict[str, LiveSequence] = {}  # keep their blocks and wait for an instance of their next stage
         self._live: dict[str, LiveSequence] = {}
         self._order = Order(role, self.policy)
-        self.fair, running = self._order.fair, (lambda: self.n_running, self.prefilling, self._live)
+        self.fair, running = self._order.fair, (self._running, self._live)
         self.parking = Parking(landing, self.room, self.decoding, self._order.pace, self._restart)
         self._admission = Admission(role, self.room, budgets, self.policy, *running, self.fair, self.parking)
         self.waiting, self.arriving = self._admission.waiting, self._admission.arriving
-        self._preemption = Preemption(self._running, self.arriving, self.room, self.parking, self._restart)
+        places = self._admission.places
+        self._preemption = Preemption(self._running, self.arriving, places, self.room, self.parking, self._restart)
         self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
         begun = (self.encoding, self.prefilling)
         self.gap = Gap(budgets, self.decoding, self.waiting, begun, self._order.pace)
@@ -237,7 +238,7 @@ class Scheduler:
     def _fill_language(self, now: float, interrupts: bool, ahead: bool) -> tuple[list[TokenWork], int, int]:
         """The work, its number of tokens, and how many of its first items decode."""
         budget, draft, decoding = self.budgets.tokens, self.draft, self.decoding.values()
-        ready = decodes_ahead(decoding, self.room.grow) if ahead else None
+        ready = decodes_ahead(decoding, self.room.grow) if ahead and not self._admission.places.short else None
         if not ahead:
             ready = decodes(decoding) if draft is None else drafted(decoding, budget, draft)
         if ready is None:

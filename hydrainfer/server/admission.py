@@ -207,10 +207,11 @@ class AdmissionControl:
 
     def claim(self, place: Place | None, work: Work, urgency: Urgency = _NOT_URGENT) -> Place:
         """A place for a request whose body has been read: `place`, if it has one, with the new estimate. Raises as
-        `check_entry`; `place` is then unchanged. The caller gives the place back with `leave`."""
+        `check_entry` and `Place.on_claim`; `place` is then unchanged. The caller gives the place back with `leave`."""
         self._check(work.n, place)
         self._check_kinds(place, work.kind, urgency)
         place = place or Place(self, False, urgency)
+        place.on_claim(work.n)
         place.hold(work.n)
         place.wait(work.kind, work.units, work.n)
         if work.n_bytes:
@@ -304,6 +305,7 @@ class Place:
         self.checked = self.claimed = self.sorted = False
         self.mark: Mark | None = None
         self.on_tokens: Callable[[int], None] = lambda _: None  # called with numbers of tokens once they are known
+        self.on_claim: Callable[[int], None] = lambda _: None  # called with the choices; may raise `HydraError`
         self.on_leave: Callable[[], None] = lambda: None
         self.n = 0
         self._admission = admission

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -37,7 +38,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     seconds without progress of an instance after which `/health` returns 503. `allowed_origins`: the origins whose
     pages may send requests from a browser; `*` allows all. `root_path`: the prefix under which a proxy serves the
     application; requests may come with it or without. `host`: the address that the server binds to; if that is loopback
-    and no key is needed, only the names of `Hosts` may be in a request's `Host`."""
+    and no key is needed, only the names of `Hosts` may be in a request's `Host`. `max_connections`: those of
+    clients that may be open at once."""
 
     model_names: tuple[str, ...]
     version: str
@@ -46,6 +48,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: tuple[str, ...] = ()
     root_path: str = ""
     host: str = ""
+    max_connections: int = sys.maxsize
 
 
 def create_app(
@@ -76,7 +79,7 @@ def create_app(
     )
     app.openapi = lambda: describe(app, settings.root_path)  # type: ignore[method-assign]
     install_error_handlers(app)
-    door = app.state.door = Door(intake.sessions.admission, tenants)
+    door = app.state.door = Door(intake.sessions.admission, tenants, settings.max_connections)
     app.add_middleware(Gate, door=door, timeout_s=intake.timeout_s, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Farewell)
     if settings.allowed_origins:

@@ -17,6 +17,12 @@ from hydrainfer.server.known import FieldCheck
 from hydrainfer.server.paths import route_path
 
 STALLED_S = 30.0  # the longest pause between two pieces of a body
+MAX_FIELDS = 1 << 16
+"""Fields of objects, and objects and lists in lists, that a body may have together. Messages, parts and tools are such;
+each takes microseconds in which nobody else is answered."""
+MAX_ENTRIES = 1 << 20
+"""Numbers, texts and other plain values in lists, such as the token ids of prompts."""
+_SMALL_BYTES = 1 << 16  # too few for so many
 _BODIES = 8  # bodies of `max_bytes` that may be held at once
 T = TypeVar("T")
 
@@ -94,11 +100,33 @@ def _check_json(request: Request) -> None:
 
 def _parsed(body: bytes) -> object:
     try:
-        return orjson.loads(body)
+        parsed = orjson.loads(body)
+        if len(body) > _SMALL_BYTES:
+            _check_number(parsed)
+        return parsed
     except orjson.JSONDecodeError as e:
         raise InvalidRequest(
             f"the body is not valid JSON (line {e.lineno}, column {e.colno})", code="invalid_json"
         ) from None
+
+
+def _check_number(parsed: object) -> None:
+    """Raise `RequestTooLarge` if the values in a body are too many, whatever they mean."""
+    n_fields = n_entries = 0
+    left = [parsed]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            n_fields += len(one)
+            left += [value for value in one.values() if isinstance(value, dict | list)]
+        elif isinstance(one, list):
+            nested = [value for value in one if isinstance(value, dict | list)]
+            n_fields += len(nested)
+            n_entries += len(one) - len(nested)
+            left += nested
+        for n, most, what in ((n_fields, MAX_FIELDS, "objects and fields"), (n_entries, MAX_ENTRIES, "list entries")):
+            if n > most:
+                raise RequestTooLarge(f"the request body has more than {most} {what}; send fewer")
 
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

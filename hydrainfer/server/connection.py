@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -74,22 +75,54 @@ class Connection(HttpToolsProtocol):
         self.transport, self.flow = transport, FlowControl(transport)
         self.scheme = "https" if self.config.is_ssl else "http"
         self._head_timer = self.loop.call_later(_HEAD_S, self._on_late)
+        self._door.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held = None
+        self._door.connections.remove(self)
         self._stop_head_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if not (self._between and self._refuses(data)):
             self._n_bare += len(data)
-            super().data_received(data)
+            self._parse(data)
         if not self._n_bare:
             self._stop_head_timer()
         elif self._n_bare > _MOST_HEAD_BYTES:
             self._cut_off(_too_large())
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(_HEAD_S, self._on_late)
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser. An `Upgrade` header is ignored, as RFC 9110 (7.8) allows: no other protocol is spoken here,
+        and clients that offer HTTP/2 or WebSocket so go on in HTTP/1.1. The parser, which would take the body for
+        another protocol, is therefore given such a head a second time, without the header."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as e:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("this server is no proxy")
+                return
+            lines = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+            start = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(b"%s%s\r\n%s" % (start, b"".join(lines), data[e.args[0] :]))
+        except httptools.HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    @property
+    def between_requests(self) -> bool:
+        return self._in_head and self._idle()
+
+    def close(self) -> None:
+        self.transport.close()
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -166,6 +199,8 @@ class Connection(HttpToolsProtocol):
             self.cycle = _ANSWERED
             self._cut_off(_too_large())
             return
+        if self.parser.should_upgrade():  # the head comes again
+            return
         self._n_bare, self._in_head = 0, False
         if self.url in _WORK and self.parser.get_method() == b"POST":
             known, self._let_in = self._let_in, False
@@ -189,6 +224,8 @@ class Connection(HttpToolsProtocol):
             self._decide()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._decide()
         if self._retry_after_s is not None and self._mark is not None:
             self._door.admission.expect(self._mark, self._retry_after_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from hydrainfer.server.access import RefusalLines
 from hydrainfer.server.admission import AdmissionControl, Place, Urgency
 from hydrainfer.server.crowd import Crowd
 from hydrainfer.server.errors import JSON, error_body, error_headers
+from hydrainfer.server.open_connections import OpenConnections
 from hydrainfer.server.paths import route_path
 from hydrainfer.server.returns import Mark
 from hydrainfer.server.tenants import Tenant, Tenants
@@ -84,8 +86,9 @@ class Door:
     limits, and there must be room for the work. `heads`: the heads of refused requests, by their bytes, so that an
     equal head is not parsed again. `counts`: the number of all answers, including refusals."""
 
-    def __init__(self, admission: AdmissionControl, tenants: Tenants) -> None:
+    def __init__(self, admission: AdmissionControl, tenants: Tenants, max_connections: int = sys.maxsize) -> None:
         self.admission, self.tenants = admission, tenants
+        self.connections = OpenConnections(max_connections)
         self.counts = HttpCounts()
         self.lines = RefusalLines()
         self.heads: dict[bytes, Head] = {}
@@ -114,6 +117,12 @@ class Door:
         place.mark = mark
         self.tenants.begin(tenant)
         place.on_tokens, place.on_leave = partial(self.tenants.charge, tenant), partial(self.tenants.end, tenant)
+
+        def count(n: int) -> None:
+            self.tenants.claim(tenant, n)
+            place.on_leave = partial(self.tenants.end, tenant, n)
+
+        place.on_claim = count
         return place, tenant
 
     def begin(self, asked: Asked) -> Tenant:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
-from hydrainfer.core import DeadlineExceeded, SamplingParams, shutting_down
+from hydrainfer.core import DeadlineExceeded, Grammar, SamplingParams, shutting_down
 from hydrainfer.processor import ChatMessage, ChatOptions, Fetcher, JobTicket, Prepared, Processor, RequestTerms
 from hydrainfer.server.admission import Place, Urgency, Work
 from hydrainfer.server.session import Sessions
@@ -65,6 +65,7 @@ class Intake:
                 self._claim(place, Work.of_chat(messages, sampling.n), urgency),
                 terms,
                 lambda fetched: self.processor.chat(id, fetched, sampling, terms, options, ticket, prompt),
+                self.processor.grammars_of(sampling, options.tools),
                 messages,
             )
         except BaseException:
@@ -88,6 +89,7 @@ class Intake:
             self._claim(place, Work.of_prompt(prompt, sampling.n), urgency),
             terms,
             lambda _: self.processor.complete(id, prompt, sampling, terms, add_special=add_special),
+            self.processor.grammars_of(sampling),
         )
 
     async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions, salt: str = "") -> list[int]:
@@ -133,6 +135,7 @@ class Intake:
         place: Place,
         terms: RequestTerms,
         prepare: Callable[[Sequence[ChatMessage]], Prepared],
+        grammars: Sequence[Grammar],
         messages: Sequence[ChatMessage] = (),
     ) -> TokenStream:
         future: Future[Prepared] | None = None
@@ -140,6 +143,7 @@ class Intake:
             media = self.processor.check_pictures(messages)
             async with asyncio.timeout(terms.deadline_s - self.sessions.clock()), AsyncExitStack() as stack:
                 await self._turn(place, terms.priority)
+                await self._check(grammars)
                 fetched = await stack.enter_async_context(self._fetcher.fetched(messages))
                 future = self._submit(lambda: prepare(fetched), media=media)
                 prepared = await asyncio.wrap_future(future)
@@ -153,6 +157,12 @@ class Intake:
         place.prepared(Work.of_prepared(prepared))
         place.on_tokens(prepared.n_prompt_tokens * prepared.sampling.n)
         return self.sessions.start(prepared, place)
+
+    async def _check(self, grammars: Sequence[Grammar]) -> None:
+        """Compile these grammars, within bounds and without a preparation thread. Raises as `Grammars.check`."""
+        if self.processor.grammars is not None:
+            for grammar in grammars:
+                await self.processor.grammars.check(grammar)
 
     @staticmethod
     async def _turn(place: Place, priority: int) -> None:

@@ -5,7 +5,7 @@ acme:
   top_priority: 1             # no request may have a higher one; 0 by default
   requests_per_minute: 600    # each limit: none by default
   tokens_per_minute: 100000   # tokens of prompts and answers
-  concurrency: 16             # requests at once
+  concurrency: 16             # choices at once: `n` and each prompt of a request count
   weight: 2                   # its share of the engine, relative to others, while they also wait; 1 by default
   share_cache: true           # share KV and embeddings with the other tenants that do; false by default
 """
@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from limits import RateLimitItemPerMinute
@@ -62,7 +62,7 @@ _EVERYBODY = Tenant(keys=(), share_cache=True)
 
 
 def read_tenants(path: Path) -> dict[str, Tenant]:
-    """The tenants of a file, by the hashes of their keys. Raises `ConfigError`."""
+    """The tenants of a file, by the hashes of their keys; at least one. Raises `ConfigError`."""
     by_key: dict[str, Tenant] = {}
     for name, entry in read_yaml(path).items():
         where = f"{path}, tenant {name}"
@@ -87,7 +87,16 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
             if key in by_key:
                 raise ConfigError(f"{path}: {name} and {by_key[key].name} have the same key", param="tenants")
             by_key[key] = tenant
+    if not by_key:  # an editor may be writing it, or the disk be full
+        raise ConfigError(f"{path}: it names no tenant, so every key would be refused", param="tenants")
     return by_key
+
+
+class Reloaded(NamedTuple):
+    """The number of keys in a file that was read again, and the names of the tenants that it has no longer."""
+
+    n_keys: int
+    gone: list[str]
 
 
 class Tenants:
@@ -111,20 +120,23 @@ class Tenants:
         """Whether no key is needed."""
         return not self._keys and self._path is None
 
-    def reload(self) -> int:
-        """Read the file again; what has been used still counts. Returns the number of its keys. Raises `ConfigError`;
-        the tenants are then as before."""
+    def reload(self) -> Reloaded:
+        """Read the file again; what has been used still counts. Raises `ConfigError`; the tenants are then as
+        before."""
+        before = self._tenants
         if self._path is not None:
             self._tenants = read_tenants(self._path)
-        return len(self._tenants)
+        names = {tenant.name for tenant in self._tenants.values()}
+        gone = {tenant.name for tenant in before.values()} - names
+        return Reloaded(len(self._tenants), sorted(gone))
 
     def find(self, authorization: str) -> Tenant:
-        """The tenant that sent this Authorization header. Raises `Unauthorized`."""
+        """The tenant that sent this Authorization header, whose bytes were decoded as latin-1. Raises
+        `Unauthorized`."""
         if self.open:
             return _EVERYBODY
         scheme, _, key = authorization.partition(" ")
-        digest = _hash(key)
-        tenant = self._keys.get(digest) or self._tenants.get(digest)
+        tenant = next((t for d in _digests(key) if (t := self._keys.get(d) or self._tenants.get(d))), None)
         if tenant is None or scheme.lower() != "bearer":
             raise Unauthorized("a valid API key is needed: send the header Authorization: Bearer KEY")
         return tenant
@@ -152,6 +164,16 @@ class Tenants:
         if tenant.requests_per_minute is not None:
             self._limiter.hit(RateLimitItemPerMinute(tenant.requests_per_minute), tenant.name, "requests")
 
+    def claim(self, tenant: Tenant, n: int) -> None:
+        """Count a request of the tenant, which `begin` has counted once, by its `n` choices. Raises `InvalidRequest` if
+        the tenant may never have so many at once, or `Overloaded` if it has others."""
+        most = tenant.concurrency
+        if most is not None and n > most:
+            raise InvalidRequest(f"this API key may have {most} choices at once, and these are {n}", param="n")
+        if most is not None and self._n_live[tenant.name] - 1 + n > most:
+            raise self._exceeded(tenant, f"{most} requests at once, and each choice counts", 0.0, _BUSY_S)
+        self._n_live[tenant.name] += n - 1
+
     def charge(self, tenant: Tenant, n_tokens: int) -> None:
         """Count tokens once they are known. Tokens beyond the limit are owed, and are paid before the next request."""
         if tenant.tokens_per_minute is not None:
@@ -159,9 +181,9 @@ class Tenants:
             self._owed[tenant.name] += n_tokens
             self._pay(tenant)
 
-    def end(self, tenant: Tenant) -> None:
-        """Note that one of the tenant's requests has ended."""
-        self._n_live[tenant.name] -= 1
+    def end(self, tenant: Tenant, n: int = 1) -> None:
+        """Note that one of the tenant's requests, which counts `n` times, has ended."""
+        self._n_live[tenant.name] -= n
 
     @staticmethod
     def check_priority(tenant: Tenant, priority: int) -> None:
@@ -189,6 +211,13 @@ class Tenants:
             code="tenant_limit",
             retry_after_s=turn_s - now,
         )
+
+
+def _digests(key: str) -> tuple[str, ...]:
+    """The hashes of the keys that a header may mean. Clients encode letters beyond ASCII as UTF-8, or as latin-1."""
+    if key.isascii() or max(key) > "\xff":
+        return (_hash(key),)
+    return _hash(key), _hash(key.encode("latin-1").decode("utf-8", "surrogateescape"))
 
 
 def _hash(key: str) -> str:

@@ -235,3 +235,19 @@ def test_who_is_preempted_and_needs_the_encoder_in_the_same_turn_departs_once():
     preempted = [event.request_id for _, event in cluster.lifecycle if event.kind is EventKind.PREEMPTED]
     assert preempted[0] == "young"
     cluster.check_whole()
+
+
+@pytest.mark.parametrize("layout", ["1EP1D", "1E1P1D", "1EPD", "2EPD"])
+def test_what_a_preempted_request_finds_of_itself_was_not_cached(layout):
+    """Its produced tokens are no part of the prompt, of which `cached_tokens` is a part."""
+    cluster = Cluster(layout, kv_blocks=24, embed_blocks=32)
+    requests = [make_request(f"r{i}", n_text=6, max_tokens=40, salt=b"%d" % (i % 4)) for i in range(8)]
+    for r in requests:
+        cluster.submit(r)
+    cluster.run()
+    assert sum(e.scheduler.n_preemptions for e in cluster.engines.values())
+    for r in requests:
+        assert cluster.tokens(r.id) == expected_tokens(r)
+        said = [o.n_cached for o in cluster.outputs if o.request_id == r.id]
+        assert max(said) < r.n_prompt
+    cluster.check_whole()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.core import CheckpointError, ConfigError, ErrorInfo, Stage, Unavailable
+from hydrainfer.core import CheckpointError, ConfigError, ErrorInfo, Grammar, Stage, Unavailable
 from hydrainfer.metrics import INTERVALS, Timelines
 from tests.cache.other_kinds import STATE, WINDOW
 from tests.cluster.virtual import PULSE, Cluster
@@ -61,6 +61,28 @@ def test_every_layout_gives_the_tokens_and_moves_only_what_it_must(layout, more)
     if "EPD" in layout and "+" not in layout:
         assert pulled == {"embed": 0, "kv": 0}
         assert not any(e.stats(0.0).n_landed for e in cluster.engines.values())
+
+
+@pytest.mark.parametrize("chaos", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_batch_waits_for_a_grammar(layout, chaos):
+    """Requests do, and what they would hold up goes on."""
+    cluster = Cluster(layout, kv_blocks=64, embed_blocks=32, chaos=chaos, compile_s=1.5)
+    grammars = [None, Grammar("regex", "a+"), Grammar("regex", "b+")]
+    requests = [
+        msgspec.structs.replace(r, sampling=msgspec.structs.replace(r.sampling, grammar=grammars[i % 3]))
+        for i, r in enumerate(mixed())
+    ]
+    for r in requests:
+        cluster.submit(r)
+    cluster.run(0.5)
+    cluster.cancel("r1")  # it waits for its grammar, unless it waits for its pictures
+    cluster.run()
+    for r in requests:
+        if r.id != "r1":
+            assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
+    assert cluster.end("r1").finish_reason == "abort"
+    cluster.check_whole()
 
 
 def test_who_has_been_idle_for_long_does_not_count_as_stalled():

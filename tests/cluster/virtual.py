@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
+from functools import partial
 
 from hydrainfer.cache import CacheSet, counterpart, landing_of, origin_of
 from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster
@@ -80,15 +81,17 @@ class HostPuller(FakePuller):
 
 
 class CheckedDevice(FakeDevice):
-    """Fails if a batch holds what its role does not run."""
+    """Fails if a batch holds what its role does not run, or would wait for a grammar that is not `compiled`."""
 
-    def __init__(self, role, fail):
+    def __init__(self, role, compiled):
         super().__init__()
-        self.role, self.fail = role, fail
+        self.role, self.compiled = role, compiled
 
     def run(self, batch) -> StepResult:
         for item in batch.work:
             assert self.role.runs(item.seq.stage), f"{item.seq} on {self.role}"
+            if batch.lane is Lane.LANGUAGE and (grammar := item.seq.request.sampling.grammar) is not None:
+                assert self.compiled(grammar), f"{item.seq} would wait for its grammar"
             for spec, ids in item.seq.blocks.items():
                 assert all(b is not None for b in ids), spec
         return super().run(batch)
@@ -121,7 +124,8 @@ class Wire:
 
 class Cluster:
     """`chaos`: messages between instances are lost, doubled and reordered, copies fail. `more`: blocks of caches beside
-    KV and embeddings. `landing`: blocks in host memory of every cache that decoding requests hold, where some run."""
+    KV and embeddings. `landing`: blocks in host memory of every cache that decoding requests hold, where some run.
+    `compile_s`: time for a grammar, on each instance."""
 
     def __init__(
         self,
@@ -135,10 +139,12 @@ class Cluster:
         tokens=16,
         more=None,
         landing=0,
+        compile_s=0.0,
     ):
         self.sizes = {EMBED: embed_blocks, KV: kv_blocks, **(more or {})}
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
         self.headroom, self.tokens_budget, self.landing = headroom, tokens, landing
+        self.compile_s, self.compiled_at = compile_s, {}
         self.events, self.n_events, self.n_awaited = [], 0, 0
         self.outputs, self.lifecycle, self.forgotten, self.failures = [], [], [], {}
         self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
@@ -162,7 +168,8 @@ class Cluster:
         self.incarnations[name] = incarnation
         sizes = {spec: n for spec, n in self.sizes.items() if any(role.runs(stage) for stage in spec.stages)}
         self.caches[name] = CacheSet(sizes)
-        self.devices[name] = self.memory[f"{name}/{incarnation}"] = CheckedDevice(role, self)
+        ready = partial(self.ready, f"{name}/{incarnation}" if Lane.LANGUAGE in role.lanes else "")
+        self.devices[name] = self.memory[f"{name}/{incarnation}"] = CheckedDevice(role, ready)
         self.pullers[name] = FakePuller(name, incarnation, self)
         policy = Policy(encode_wait_s=2.0, headroom_tokens=self.headroom, shared_tokens=8)
         budgets = Budgets(tokens=self.tokens_budget, images=2, running=6)
@@ -178,9 +185,14 @@ class Cluster:
         moves = Moves(name, incarnation, s, node.roster, node, self.pullers[name], TIMING)
         host = self.hosts[name] = HostPuller(name, incarnation, self)
         shifts = Shifts(s, host) if hosted.specs else None
-        self.engines[name] = Engine(s, runners, node.sink, node.record, moves=moves, moved=node.moved, shifts=shifts)
+        told = (node.sink, node.record)
+        self.engines[name] = Engine(s, runners, *told, moves=moves, moved=node.moved, ready=ready, shifts=shifts)
         node.start(self.engines[name], {})
         self.wakes[wire.address] = self.now
+
+    def ready(self, address, grammar):
+        """Whether an instance has compiled a grammar. An encoder, which has no address here, need not."""
+        return not address or self.now >= self.compiled_at.setdefault((address, grammar), self.now + self.compile_s)
 
     def settle(self, name):
         """Let its `Hello` arrive at once."""

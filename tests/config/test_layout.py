@@ -50,7 +50,7 @@ def test_a_file_says_all_that_an_instance_gets(tmp_path):
         ("instances: [{count: 1}]", r"instance 1: object missing required field `role`"),
         (
             "instances: [{role: EPD, gpus: 1.5}]",
-            r"instance 1: gpus must be a fraction of one or a whole number, got 1.5",
+            r"instance 1: gpus must be at most 1, got 1.5: an instance computes on one device",
         ),
         ("instances: [{role: EPD, kv_cache_gib: .inf}]", r"instance 1: kv_cache_gib must be finite"),
         ("instances: [{role: EPD, resources: {GPU: 1}}]", r"instance 1: GPU is given by its own key"),

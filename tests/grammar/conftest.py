@@ -16,7 +16,7 @@ def tokenizer():
 def make_grammars(tokenizer, tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(str(path / "tokenizer.json"))
-    return lambda: load_grammars(path, N_VOCAB, (EOS,))
+    return lambda **options: load_grammars(path, N_VOCAB, (EOS,), **options)
 
 
 @pytest.fixture

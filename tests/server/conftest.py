@@ -40,6 +40,7 @@ class ServerUnderTest:
         fetch=None,
         workers=None,
         tenants=None,
+        keep_alive_s=5,
         **settings,
     ):
         self.model = model
@@ -77,7 +78,9 @@ class ServerUnderTest:
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         http = partial(Connection, app.state.door)
-        config = uvicorn.Config(app, http=http, log_level="error", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            app, http=http, log_level="error", timeout_graceful_shutdown=2, timeout_keep_alive=keep_alive_s
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()

@@ -327,3 +327,31 @@ def test_what_is_nested_too_deeply(server, path, fields):
     body = json.dumps({"model": "tiny", **fields}).replace(json.dumps(DEEP), DEEP)
     response = server.http.post(path, content=body.encode())
     assert response.status_code == 400 and "nested too deeply" in response.text
+
+
+USER, PART = '{"role":"user","content":""}', '{"type":"text","text":"a"}'
+
+
+@pytest.mark.parametrize(
+    ("path", "begin", "value", "n", "end"),
+    [
+        ("/v1/chat/completions", '{"messages":[', USER, 40_000, "]}"),
+        ("/v1/messages", '{"messages":[', USER, 40_000, "]}"),
+        ("/v1/responses", '{"input":[', "[]", 70_000, "]}"),
+        ("/api/chat", '{"messages":[{"content":[', PART, 40_000, "]}]}"),
+        ("/v1/chat/completions", '{"chat_template_kwargs":{', '"key %d":1', 70_000, "}}"),
+        ("/v1/completions", '{"prompt":[', "1", 1_100_000, "]}"),
+        ("/detokenize", '{"tokens":[', "1", 1_100_000, "]}"),
+    ],
+)
+def test_too_many_values_are_refused_before_they_are_looked_at(server, path, begin, value, n, end):
+    values = [value % i for i in range(n)] if "%d" in value else [value] * n
+    response = server.http.post(path, content=f"{begin}{','.join(values)}{end}".encode())
+    what = "1048576 list entries" if value == "1" else "65536 objects and fields"
+    assert response.status_code == 413 and f"more than {what}" in response.text
+
+
+def test_a_long_conversation_is_no_flood(server):
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    said = error(server.post(messages=[message] * 10_000), 400)
+    assert said["code"] == "context_length_exceeded"

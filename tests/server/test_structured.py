@@ -2,12 +2,15 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pydantic
 import pytest
 
 from hydrainfer.core import Grammar
 from hydrainfer.server.fields import ChatFields, parse
+from tests.server.conftest import wait_until
 
 pytestmark = pytest.mark.cpu
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -122,3 +125,34 @@ def test_the_official_client_parses(server):
 def test_a_server_without_grammars_says_so(server, monkeypatch):
     monkeypatch.setattr(server.intake.processor, "grammars", None)
     assert "has no structured output" in error(server.chat(guided_regex="a"))["message"]
+
+
+ENDLESS = [{"type": "integer", "multipleOf": n} for n in (99999989, 99999971)]
+
+
+def test_a_schema_that_compiles_for_ever_costs_others_nothing(start):
+    """More of them than there are preparation threads."""
+    server = start()
+    assert server.chat(guided_regex="[a-z]+").status_code == 200  # the process for trials has started
+    with ThreadPoolExecutor(2) as pool:
+        begin_s = time.monotonic()
+        asked = [pool.submit(server.chat, guided_json=schema) for schema in ENDLESS]
+        waited_s = []
+        while not all(future.done() for future in asked):
+            asked_s = time.monotonic()
+            assert server.chat("plain").status_code == 200
+            waited_s.append(time.monotonic() - asked_s)
+        assert time.monotonic() - begin_s < 5.0
+    for future in asked:
+        said = error(future.result())
+        assert "to compile it takes more than" in said["message"] and said["code"] == "invalid_grammar"
+    assert len(waited_s) > 10
+    server.check_idle()
+
+
+def test_leaving_ends_the_compile(start):
+    server = start()
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post("/v1/completions", json={"prompt": "x", "guided_json": ENDLESS[0]}, timeout=0.7)
+    wait_until(lambda: not server.intake.processor.grammars._running)
+    server.check_idle()

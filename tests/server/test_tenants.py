@@ -8,6 +8,8 @@ import pytest
 
 from hydrainfer.core import ConfigError, Overloaded, Unauthorized
 from hydrainfer.server import Tenants
+from hydrainfer.server.gate import Asked
+from tests.server.conftest import wait_until
 from tests.server.test_admission import Clock
 
 pytestmark = pytest.mark.cpu
@@ -54,8 +56,24 @@ def test_keys_of_the_file_and_of_the_option_open_it(write):
         with pytest.raises(Unauthorized):
             tenants.find(header)
     assert Tenants().find("").name == "", "open to all"
-    with pytest.raises(Unauthorized):
-        Tenants((), write("")).find("")
+    with pytest.raises(ConfigError, match="names no tenant"):
+        Tenants((), write(""))
+
+
+@pytest.mark.parametrize("name", ["schlüssel", "ключ-秘密-😀", "naïve\xff"])
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_keys_may_have_letters_beyond_ascii(write, name, header):
+    for tenants in (Tenants([name]), Tenants((), write(f"acme: {{keys: [{key(name)}]}}"))):
+        for encoding in ("utf-8", "latin-1"):
+            try:
+                sent = name.encode(encoding)
+            except UnicodeEncodeError:
+                continue
+            value = sent if header == "x-api-key" else b"Bearer " + sent
+            tenants.find(Asked.read([(header.encode(), value)]).authorization)
+            for wrong in (value + b"\xc3\xbc", value[:-1], value.replace(sent, b"??????")):
+                with pytest.raises(Unauthorized):
+                    tenants.find(Asked.read([(header.encode(), wrong)]).authorization)
 
 
 @pytest.mark.parametrize("wrong", ["x: 2026-13-01", "x: " + "[" * 5000, f"{ACME}\n{ACME}"], ids=["date", "deep", "2x"])
@@ -129,6 +147,7 @@ def test_requests_at_once(write):
         (f"acme: {{keys: [{key('a')}], rpm: 60}}", "unknown option 'rpm'.*tenant acme"),
         (f"a: {{keys: [{key('a')}]}}\nb: {{keys: [{key('a')}]}}", "b and a have the same key"),
         ("- a", "keys and values"),
+        *((text, "names no tenant") for text in ("", "# acme is on holiday\n", "null", "{}", "---\n", " \n\n")),
     ],
 )
 def test_a_wrong_file_is_one_line_and_changes_nothing(write, text, message):
@@ -145,11 +164,18 @@ def test_a_file_that_is_read_again_counts_on(write, clock):
     for _ in range(6):
         use(tenants, tenants.find("Bearer a"))
     write(ACME.replace(key("b"), key("c")))
-    assert tenants.reload() == 2
+    assert tenants.reload() == (2, [])
     with pytest.raises(Unauthorized):
         tenants.find("Bearer b")
     with pytest.raises(Overloaded):
         tenants.check(tenants.find("Bearer c"))
+
+
+def test_who_is_gone_is_named(write):
+    others = f"\nzoe: {{keys: [{key('z')}]}}\nbob: {{keys: [{key('o')}]}}"
+    tenants = Tenants((), write(ACME + others))
+    write(ACME)
+    assert tenants.reload() == (2, ["bob", "zoe"])
 
 
 def test_who_does_not_share_has_a_salt_that_nobody_else_can_have(write):
@@ -197,3 +223,29 @@ def test_over_http(start, write):
     assert server.http.get("/health").status_code == 200
     write(f"other: {{keys: [{key('p')}]}}")
     assert ask("p").status_code == 401
+
+
+def test_choices_count_once_the_body_is_known(start, write):
+    """By default requests are counted from their heads on, which do not say how many answers they ask for."""
+    tenants = Tenants((), write(f"acme: {{keys: [{key('a')}], concurrency: 4}}"))
+    server = start(tenants=tenants, step_s=0.01)
+    headers = {"Authorization": "Bearer a"}
+
+    def ask(**fields):
+        return server.http.post("/v1/completions", json={"prompt": "hi", **fields}, headers=headers)
+
+    for fields in ({"n": 5}, {"prompt": ["a"] * 5}, {"prompt": [[5]] * 3, "n": 2}, {"n": 128}):
+        refused = ask(**fields)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "n", fields
+    assert ask(n=4, max_tokens=2).status_code == 200
+    body = {"prompt": "hi", "n": 3, "stream": True, "ignore_eos": True, "max_tokens": 400}
+    with server.http.stream("POST", "/v1/completions", json=body, headers=headers) as long:
+        lines = long.iter_lines()
+        next(lines)
+        refused = ask(n=2)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "tenant_limit"
+        assert refused.headers["retry-after"]
+        assert ask(max_tokens=1).status_code == 200
+        wait_until(lambda: tenants._n_live["acme"] == 3)
+    server.check_idle()
+    wait_until(lambda: not tenants._n_live["acme"])

@@ -23,6 +23,7 @@ from rich.console import Console
 from hydrainfer import assemble, serving
 from hydrainfer.config import load
 from hydrainfer.core import ConfigError, InternalError
+from hydrainfer.ending import Signals
 from tests.checkpoints import make_llava
 from tests.serving.test_leaving import COSTS
 from tests.serving.test_real_engine import chat, picture
@@ -116,8 +117,8 @@ def test_a_signal_while_it_starts_ends_the_start_and_tidies_up(options, monkeypa
 def test_a_signal_that_the_start_did_not_heed_goes_to_the_server(sig):
     """Such as a reload while the weights load, or an end whose exception a library has swallowed."""
     told = []
-    server = SimpleNamespace(handle_exit=lambda sig, _: told.append(sig))
-    with signals_restored(), serving._Signals(hang_up=True) as signals:
+    server = SimpleNamespace(handle_exit=lambda sig, _: told.append(sig), should_exit=False)
+    with signals_restored(), Signals(0.0, hang_up=True) as signals:
         with suppress(SystemExit):
             os.kill(os.getpid(), sig)
         signals.hand_to(server)

@@ -14,8 +14,11 @@ from hydrainfer.core import CheckpointError, InvalidRequest
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart
 from hydrainfer.processor.text.reasoning import REASONING, ReasoningFormat
 from hydrainfer.processor.text.tool_format import HARMONY, ToolFormat, format_of
+from hydrainfer.processor.text.watchdog import TooSlow, Watchdog
 
 _PROBE = "zqprobe"
+_RENDER_CPU_S = 1.0
+"""CPU time for a prompt. Templates take milliseconds; some of them go through all messages for each message."""
 _TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags that only transformers supports
 _GIVEN = ("messages", "raise_exception", "strftime_now")  # variables that transformers sets besides its own parameters
 
@@ -42,6 +45,7 @@ class ChatTemplate:
         `name`: of the template, for messages. `tool_source`: replaces `source` in chats with tools or calls. Raises
         `CheckpointError`."""
         self._tokenizer = tokenizer
+        self._watchdog = Watchdog(_RENDER_CPU_S)
         self._source, self._tool_source = source, tool_source or source
         self._ours = {
             *_GIVEN,
@@ -85,6 +89,11 @@ class ChatTemplate:
             given = []  # Hermes's template goes through them without asking whether there are any
         try:
             return self._render_joined(messages, given, own)
+        except TooSlow:
+            raise InvalidRequest(
+                f"the model's chat template takes more than {self._watchdog.limit_s:g} s for these messages",
+                param="messages",
+            ) from None
         except TemplateError as e:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {str(e)[:200]}", param="messages"
@@ -147,9 +156,10 @@ class ChatTemplate:
         own: Mapping[str, Any] | None = None,
     ) -> str:
         source = self._source if tools is None else self._tool_source
-        return self._tokenizer.apply_chat_template(
-            messages, tools=tools, chat_template=source, add_generation_prompt=True, tokenize=False, **(own or {})
-        )
+        with self._watchdog.watching():
+            return self._tokenizer.apply_chat_template(
+                messages, tools=tools, chat_template=source, add_generation_prompt=True, tokenize=False, **(own or {})
+            )
 
     def _shows_tools(self) -> bool:
         content: Any = [{"type": "text", "text": "x"}] if self.takes_parts else "x"

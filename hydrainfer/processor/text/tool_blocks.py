@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -20,7 +20,7 @@ from hydrainfer.processor.text.tool_format import ToolFormat
 Call = tuple[str, dict[str, Any]]
 Schemas = Mapping[str, Mapping[str, Any]]
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*)?\Z", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PARAMETER, _PARAMETER_END = re.compile(r"<parameter=([^>\n]{1,256})>\n?"), "</parameter>"
 _GEMMA = re.compile(r"\s*call:([\w.:-]+)(\{.*\})\s*\Z", re.DOTALL)
 _BARE_KEY = re.compile(r"([{,]\s*)([\w.-]+)\s*:")
 _ARGS = "[ARGS]"
@@ -113,7 +113,15 @@ def _qwen(block: str, schemas: Schemas) -> list[Call] | None:
         return None
     name, properties = found[1].strip(), schemas.get(found[1].strip(), {}).get("properties")
     typed = properties if isinstance(properties, Mapping) else {}
-    return [(name, {key.strip(): _value(text, typed.get(key.strip())) for key, text in _PARAMETER.findall(found[2])})]
+    return [(name, {key: _value(text, typed.get(key)) for key, text in _parameters(found[2])})]
+
+
+def _parameters(text: str) -> Iterator[tuple[str, str]]:
+    """The keys and values. Takes time in proportion to the text, even if a model repeats heads without ends."""
+    at = 0
+    while (head := _PARAMETER.search(text, at)) and (end := text.find(_PARAMETER_END, head.end())) >= 0:
+        yield head[1].strip(), text[head.end() : end].removesuffix("\n")
+        at = end + len(_PARAMETER_END)
 
 
 def _value(text: str, schema: Any) -> Any:

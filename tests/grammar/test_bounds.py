@@ -1,0 +1,123 @@
+"""Compiling a client's grammar has bounds that the library does not know."""
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hydrainfer.core import Grammar, InvalidRequest, Overloaded
+from hydrainfer.grammar import bounds
+from hydrainfer.grammar import compile as compiling
+
+pytestmark = pytest.mark.cpu
+ENDLESS = [Grammar("json", json.dumps({"type": "integer", "multipleOf": n})) for n in (99999989, 99999971)]
+SIMPLE = Grammar("json", '{"type":"object","properties":{"a":{"type":"integer"}}}')
+
+
+def remainders(n):
+    """A grammar that takes about n / 2 KiB."""
+    return Grammar("json", json.dumps({"type": "integer", "multipleOf": n}))
+
+
+def children(grammars):
+    pid = grammars._trials._process.pid
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def wait_until_none(grammars):
+    end_s = time.monotonic() + 2.0
+    while children(grammars):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_what_compiles_for_ever_is_refused_and_what_is_simple_does_not_wait(grammars):
+    async def ask():
+        await grammars.check(Grammar("regex", "a"))  # the process has started
+        begin_s = time.monotonic()
+        endless = [asyncio.ensure_future(grammars.check(grammar)) for grammar in ENDLESS]
+        await grammars.check(SIMPLE)
+        assert not any(task.done() for task in endless)
+        errors = await asyncio.gather(*endless, return_exceptions=True)
+        assert time.monotonic() - begin_s < 5.0
+        return errors
+
+    for error in asyncio.run(ask()):
+        assert isinstance(error, InvalidRequest) and "takes more than 1 s or 64 MiB" in error.message
+    wait_until_none(grammars)
+
+
+def test_what_took_too_long_is_remembered(make_grammars):
+    grammars = make_grammars(bounds=bounds.TrialBounds(cpu_s=0.2, wall_s=60.0))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"0\.2 s"):
+            asyncio.run(grammars.check(ENDLESS[0]))
+        grammars._trials.close()  # so the second time nothing is tried
+    grammars.close()
+
+
+def test_memory_is_bounded(make_grammars):
+    grammars = make_grammars(bounds=bounds.TrialBounds(n_bytes=24 << 20, cpu_s=10.0, wall_s=60.0))
+    asyncio.run(grammars.check(remainders(10007)))
+    with pytest.raises(InvalidRequest, match="24 MiB"):
+        asyncio.run(grammars.check(remainders(99991)))
+    grammars.close()
+
+
+def test_hanging_up_ends_the_trial(grammars):
+    async def leave():
+        asked = [asyncio.ensure_future(grammars.check(ENDLESS[0])) for _ in range(2)]
+        while not (grammars._trials._process and children(grammars)):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        asked[0].cancel()
+        await asyncio.sleep(0.1)
+        assert children(grammars), "another request waits for it"
+        asked[1].cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        wait_until_none(grammars)
+
+    asyncio.run(leave())
+    assert not grammars._running
+
+
+def test_too_many_that_wait_are_refused(grammars):
+    async def flood():
+        asked = [asyncio.ensure_future(grammars.check(remainders(99999000 + i))) for i in range(200)]
+        done, others = await asyncio.wait(asked, timeout=0.5)
+        assert len(done) >= 200 - bounds.MAX_WAITING - bounds.MAX_TRIALS
+        assert all(isinstance(task.exception(), Overloaded) for task in done)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    asyncio.run(flood())
+
+
+def test_the_process_is_started_again_when_it_was_killed(grammars):
+    asyncio.run(grammars.check(SIMPLE))
+    os.kill(grammars._trials._process.pid, 9)
+    asyncio.run(grammars.check(Grammar("regex", "a+")))
+    with pytest.raises(InvalidRequest, match="cannot be used"):
+        asyncio.run(grammars.check(Grammar("regex", "a(")))
+
+
+def test_what_is_kept_stays_within_its_bytes(grammars, monkeypatch):
+    monkeypatch.setattr(compiling, "KEPT_BYTES", 10 << 20)
+    for n in (10007, 10009, 10037, 10039, 10061):  # a few MiB each
+        grammars.compiled(remainders(n))
+        kept = [future.result().n_bytes for future in grammars._kept.values()]
+        assert sum(kept[:-1]) <= 10 << 20
+    assert 1 <= len(grammars._kept) < 5
+
+
+def test_its_process_ends_with_it(make_grammars):
+    grammars = make_grammars()
+    grammars.warm()
+    pid = grammars._trials._process.pid
+    grammars.close()
+    grammars.close()
+    assert not Path(f"/proc/{pid}").exists()
