@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.ops import delta_chunks, reference, torch_variants
-from hydrainfer.ops.batch import KV, AttentionBatch, HeadNorms
+from hydrainfer.ops.batch import KV, AttentionBatch, GridRows, HeadNorms
 from hydrainfer.ops.build import load_cuda_kernels
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch
 
@@ -110,6 +110,15 @@ class CudaKernels:
         self._module.conv_step(x[:n], weight, bias, tails, batch.sources, batch.targets, out[:n], False)
         if batch.pieces:
             out[n:] = reference.short_conv(x[n:], weight, bias, tails, batch.chunks)
+        return out
+
+    def grid_conv(self, rows: Tensor, weight: Tensor, grid: GridRows) -> Tensor:
+        columns = rows.shape[1] // 3
+        packs = rows.is_contiguous() and columns * rows.element_size() % _ACCESS == 0 and _rows_of_packs(rows)
+        if not packs or weight.shape[2:] != (3, 3) or not weight.is_contiguous():
+            return reference.grid_conv(rows, weight, grid)
+        out = torch.empty((rows.shape[0], columns), dtype=rows.dtype, device=rows.device)
+        self._module.grid_conv(rows, weight, grid.places, grid.sizes, out, grid.merge)
         return out
 
     def gated_delta(

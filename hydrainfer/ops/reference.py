@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.ops.batch import KV, AttentionBatch, HeadNorms, Segments, visible
+from hydrainfer.ops.batch import KV, AttentionBatch, GridRows, HeadNorms, Segments, visible
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.memory import rows_in_steps
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, state_of
@@ -186,6 +186,23 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor, ba
         out[rows] = F.conv1d(padded.t()[None], weight[:, None], groups=x.shape[1])[0].t()[:n]
         tails[target] = seen[-tails.shape[1] :]
     return out if bias is None else out.add_(bias)
+
+
+def grid_conv(rows: Tensor, weight: Tensor, grid: GridRows) -> Tensor:
+    """Depthwise convolution within each frame, between two gates: the first third of `rows` [rows, 3 * columns] times
+    the last one, convolved, times the second. weight: [columns, 1, kernel, kernel]. Returns [rows, columns]."""
+    before, after, x = rows.chunk(3, dim=-1)
+    m, columns, kernel = grid.merge, x.shape[1], weight.shape[-1]
+    gated, found, first = before * x, [], 0
+    for t, h, w in grid.grids:
+        n = t * h * w * m * m
+        squares = gated[first : first + n].view(t, h, w, m, m, columns)
+        frames = squares.transpose(2, 3).reshape(t, h * m, w * m, columns).permute(0, 3, 1, 2)  # channels last
+        frames = F.conv2d(frames, weight, padding=kernel // 2, groups=columns)
+        squares = frames.permute(0, 2, 3, 1).reshape(t, h, m, w, m, columns)
+        found.append(squares.transpose(2, 3).reshape(n, columns))
+        first += n
+    return torch.cat(found).mul_(after)
 
 
 def delta_rule(

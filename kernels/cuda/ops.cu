@@ -7,6 +7,7 @@
 
 #include "blocks.cuh"
 #include "elementwise.cuh"
+#include "grid.cuh"
 #include "heads.cuh"
 #include "norm.cuh"
 #include "scan.cuh"
@@ -173,6 +174,18 @@ void delta_step_into(TensorView mixed, TensorView gate, TensorView beta, TensorV
   check();
 }
 
+// rows [n, 3 * channels], weight [channels, 1, 3, 3], places and sizes [n, 2] float32, out [n, channels]; all dense.
+void grid_conv_into(TensorView rows, TensorView weight, TensorView places, TensorView sizes, TensorView out,
+                    int64_t merge) {
+  by_dtype(rows, [&](auto zero) {
+    using T = decltype(zero);
+    run_grid_conv(GridArgs<T>{data<const T>(rows), data<const T>(weight), data<const float>(places),
+                              data<const float>(sizes), data<T>(out), out.size(0), out.size(1), static_cast<int>(merge)},
+                  stream_of(rows));
+  });
+  check();
+}
+
 // to, from [blocks, bytes] of uint8; ids [n] int64.
 void copy_blocks_into(TensorView to, TensorView from, TensorView to_ids, TensorView from_ids) {
   if (to.size(1) % 16) TVM_FFI_THROW(ValueError) << "a block of " << to.size(1) << " bytes is no multiple of 16";
@@ -200,5 +213,6 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(quick_gelu, hydra::quick_gelu_in_place);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm_wide, hydra::rms_norm_wide_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(conv_step, hydra::conv_step_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(delta_step, hydra::delta_step_into);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(grid_conv, hydra::grid_conv_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_blocks, hydra::copy_blocks_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_blocks_from, hydra::copy_blocks_from_address);

@@ -7,6 +7,7 @@
 
 #include "blocks.cuh"
 #include "elementwise.cuh"
+#include "grid.cuh"
 #include "heads.cuh"
 #include "norm.cuh"
 #include "scan.cuh"
@@ -62,6 +63,10 @@ void run(const std::string& what) {
     run_quick_gelu(at<T>(0), n[0] * n[1], 0);
   } else if (what == "rms_norm_wide") {
     run_rms_norm_wide(at<const T>(0), at<const float>(1), at<T>(2), n[0], n[1], 1e-6f, 0);
+  } else if (what == "grid") {
+    run_grid_conv(GridArgs<T>{at<const T>(0), at<const T>(1), at<const float>(2), at<const float>(3), at<T>(4), n[0], n[1],
+                              int(n[2])},
+                  0);
   } else if (what == "conv") {  // x, weight, bias, tails, out, sources, targets
     const T* bias = buffers[2].size ? at<const T>(2) : nullptr;
     run_conv_step(ConvArgs<T>{at<const T>(0), at<const T>(1), bias, at<T>(3), at<T>(4), at<const int64_t>(5),

@@ -135,6 +135,17 @@ class KernelsDouble:
         self._ids(rows, sources, targets)
         self.calls.append("conv_step")
 
+    def grid_conv(self, rows, weight, places, sizes, out, merge) -> None:
+        n, columns = out.shape
+        assert (
+            rows.is_contiguous() and out.is_contiguous() and weight.is_contiguous() and rows.shape == (n, 3 * columns)
+        )
+        assert weight.shape == (columns, 1, 3, 3) and places.shape == sizes.shape == (n, 2) and merge > 0
+        assert places.is_contiguous() and sizes.is_contiguous() and places.dtype == sizes.dtype == torch.float32
+        assert rows.dtype == weight.dtype == out.dtype and columns * out.element_size() % 16 == 0
+        assert rows.device == places.device == sizes.device == CUDA
+        self.calls.append("grid_conv")
+
     def delta_step(self, mixed, gate, beta, step, norm, rate, bias, states, sources, targets, out, eps) -> None:
         rows, (heads, key_dim, dim) = len(mixed), states.shape[1:]
         assert mixed.is_contiguous() and out.is_contiguous() and gate.shape == out.shape == (rows, heads * dim)

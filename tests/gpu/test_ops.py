@@ -8,10 +8,12 @@ import torch
 
 from hydrainfer.core import Role, SamplingParams
 from hydrainfer.models import load_model
+from hydrainfer.models.patches import Cut, arrange
 from hydrainfer.ops import (
     KV,
     AttentionBatch,
     DeltaLayer,
+    GridRows,
     HeadNorms,
     PagedAttention,
     ScanBatch,
@@ -120,6 +122,17 @@ def test_rope_of_a_tower(device, dtype, heads, dim):
     ops.rope(qkv[:, : 2 * heads], turns.cos(), turns.sin())
     reference.rope(want[:, : 2 * heads], turns.cos(), turns.sin())
     close(qkv, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_convolution_over_grids_of_patches(device, dtype):
+    """LFM3-VL's tower."""
+    grids, channels = [(1, 8, 12), (2, 5, 3)], 768
+    arrays = arrange(grids, Cut(2, 0)).arrays
+    grid = GridRows(grids, 2, *(torch.from_numpy(arrays[name]).to(device) for name in ("places", "sizes")))
+    rows = random(len(grid.places), 3 * channels, dtype=dtype).to(device)
+    weight = random(channels, 1, 3, 3, dtype=dtype, seed=1).to(device) / 3
+    close(select_ops(device, dtype, 64).grid_conv(rows, weight, grid), reference.grid_conv(rows, weight, grid))
 
 
 def scans(device, *shapes) -> tuple[list[torch.Tensor], list[torch.Tensor], ScanBatch]:
