@@ -18,7 +18,7 @@ from hydrainfer.models.activations import activation
 from hydrainfer.models.frames import FrameTower
 from hydrainfer.models.patches import PatchLayout
 from hydrainfer.models.slots import Slot, empty
-from hydrainfer.ops import GridRows, OpSet
+from hydrainfer.ops import GridRows, HeadNorms, OpSet
 
 _PROJECTOR_EPS = 1e-6
 
@@ -127,12 +127,9 @@ class Lfm3Vision(FrameTower):
         c, ops = self.config, self._ops
         dim = c.hidden // c.heads
         assert layer.heads_norm is not None
-        q, k, v = rows.unflatten(1, (-1, dim)).split([c.heads, c.kv_heads, c.kv_heads], 1)
-        q, k = (
-            ops.rms_norm(x.reshape(-1, dim), weight, c.norm_eps).view(x.shape)
-            for x, weight in zip((q, k), layer.heads_norm)
-        )
-        ops.rope(q, layout.cos, layout.sin)
-        ops.rope(k, layout.cos, layout.sin)
+        heads = rows.unflatten(1, (-1, dim))
+        qk, v = heads.split([c.heads + c.kv_heads, c.kv_heads], 1)
+        norms = HeadNorms(*layer.heads_norm, c.norm_eps)
+        q, k = ops.norm_rope(qk, c.kv_heads, norms, layout.cos, layout.sin, ops)
         k, v = (x.repeat_interleave(c.heads // c.kv_heads, 1) for x in (k, v))
         return ops.attention_segments(q, k, v, layout.frames, dim**-0.5).flatten(1)

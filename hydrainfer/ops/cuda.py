@@ -47,6 +47,16 @@ class CudaKernels:
             assert not batch.skips, "torch's operators would write the keys of padding rows"
             reference.rope_write_kv(qk, values, cos, sin, cache, batch)
 
+    def norm_rope(
+        self, qk: Tensor, kv_heads: int, norms: HeadNorms, cos: Tensor, sin: Tensor, ops: OpSet
+    ) -> tuple[Tensor, Tensor]:
+        n, halves = qk.shape[1] - kv_heads, _halves(qk.shape[2], cos, qk.element_size(), _ACCESS)
+        if not halves or not _rows_of_packs(qk) or not norms.q.dtype == norms.k.dtype == qk.dtype:
+            return reference.norm_rope(qk, kv_heads, norms, cos, sin, ops)
+        out = torch.empty(qk.shape, dtype=qk.dtype, device=qk.device)
+        self._module.norm_rope(qk, out, norms.q, norms.k, cos, sin, kv_heads, norms.eps)
+        return out[:, :n], out[:, n:]
+
     def norm_rope_write_kv(
         self,
         qk: Tensor,

@@ -108,6 +108,20 @@ def norm_rope_write_kv(
     return qk
 
 
+def norm_rope(
+    qk: Tensor, kv_heads: int, norms: HeadNorms, cos: Tensor, sin: Tensor, ops: OpSet
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys of `qk` [rows, heads + kv_heads, dim] after a norm of each head and `rope`, by `ops`."""
+    n, dim = qk.shape[1] - kv_heads, qk.shape[2]
+    q, k = (
+        ops.rms_norm(part.reshape(-1, dim), weight, norms.eps).view(part.shape)
+        for part, weight in ((qk[:, :n], norms.q), (qk[:, n:], norms.k))
+    )
+    ops.rope(q, cos, sin)
+    ops.rope(k, cos, sin)
+    return q, k
+
+
 def norm_heads(heads: Tensor, weight: Tensor, eps: float, ops: OpSet) -> None:
     """Normalise [rows, heads, head_dim] in place, each head by itself."""
     if heads.shape[1]:

@@ -64,6 +64,7 @@ class OpSet:
     quick_gelu: Callable
     rope: Callable
     rope_write_kv: Callable
+    norm_rope: Callable
     norm_rope_write_kv: Callable
     prepare: Callable
     attention: Callable
@@ -186,7 +187,8 @@ def _packed(weight: Tensor | Int8Weight) -> bool:
 
 OPERATORS = (
     "linear", "linear_add", "rms_norm", "rms_norm_wide", "silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu",
-    "quick_gelu", "rope", "rope_write_kv", "norm_rope_write_kv", "prepare", "attention", "attention_segments",
+    "quick_gelu", "rope", "rope_write_kv", "norm_rope", "norm_rope_write_kv", "prepare", "attention",
+    "attention_segments",
     "short_conv", "grid_conv", "gated_delta", "experts",
 )  # fmt: skip
 

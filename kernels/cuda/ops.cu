@@ -103,6 +103,22 @@ void write_heads_into(TensorView qk, TensorView fresh, TensorView to, Optional<T
   check();
 }
 
+// qk [rows, heads + kv_heads, dim] to `to`, another tensor, by norms in its dtype.
+void norm_rope_into(TensorView qk, TensorView to, TensorView q_norm, TensorView k_norm, TensorView cos, TensorView sin,
+                    int64_t kv_heads, double eps) {
+  by_dtype(qk, [&](auto zero) {
+    using T = decltype(zero);
+    HeadArgs<T, T> a{};
+    a.from = data<const T>(qk), a.to = data<T>(to), a.from_stride = qk.stride(0), a.to_stride = to.stride(0);
+    a.q_norm = data<const T>(q_norm), a.k_norm = data<const T>(k_norm), a.eps = static_cast<float>(eps);
+    a.cos = data<const float>(cos), a.sin = data<const float>(sin), a.rows = qk.size(0);
+    a.heads = static_cast<int>(qk.size(1) - kv_heads), a.kv_heads = static_cast<int>(kv_heads);
+    a.dim = static_cast<int>(qk.size(2)), a.half = static_cast<int>(cos.size(1));
+    run_write_heads<16>(a, stream_of(qk));
+  });
+  check();
+}
+
 template <class Act>
 void act_and_mul_into(TensorView gate_up, TensorView out) {
   by_dtype(gate_up, [&](auto zero) {
@@ -205,6 +221,7 @@ void copy_blocks_from_address(TensorView to, int64_t address, TensorView to_ids,
 }  // namespace hydra
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope, hydra::rope_in_place);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(norm_rope, hydra::norm_rope_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_heads, hydra::write_heads_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, hydra::act_and_mul_into<hydra::Silu>);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_tanh_and_mul, hydra::act_and_mul_into<hydra::GeluTanh>);

@@ -48,6 +48,12 @@ template <class T>
 void run(const std::string& what) {
   if (what == "heads") {
     n[8] ? heads<T, float>() : heads<T, T>();
+  } else if (what == "norm_rope") {  // qkv, q_norm, k_norm, cos, sin, to
+    HeadArgs<T, T> a{};
+    a.from = at<T>(0), a.q_norm = at<T>(1), a.k_norm = at<T>(2), a.cos = at<float>(3), a.sin = at<float>(4);
+    a.to = at<T>(5), a.rows = n[0], a.from_stride = n[1], a.to_stride = n[2], a.heads = int(n[3]);
+    a.kv_heads = int(n[4]), a.dim = int(n[5]), a.half = int(n[6]), a.eps = 1e-5f;
+    run_write_heads<16>(a, 0);
   } else if (what == "rope") {
     HeadArgs<T, T> a{};
     a.from = a.to = at<T>(0), a.cos = at<float>(1), a.sin = at<float>(2);

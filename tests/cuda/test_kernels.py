@@ -194,6 +194,19 @@ def test_rope_of_a_tower(program, dtype, heads, dim, half):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norm_and_rope_of_a_tower(program, dtype):
+    heads, kv_heads, dim, half = 6, 2, 64, 32
+    qkv, angles, n = random(7, heads + 2 * kv_heads, dim, dtype=dtype), random(7, half, seed=1), heads + kv_heads
+    norms = [random(dim, dtype=dtype, seed=seed) for seed in (3, 4)]
+    numbers = [7, qkv.stride(0), n * dim, heads, kv_heads, dim, half]
+    sent = [qkv, *norms, angles.cos(), angles.sin(), qkv.new_zeros(7, n, dim)]
+    to = run(program, "norm_rope", dtype, numbers, sent)[5]
+    want = torch.cat([rms(qkv[:, :heads], norms[0], 1e-5), rms(qkv[:, heads:n], norms[1], 1e-5)], 1)
+    reference.rope(want, angles.cos(), angles.sin())
+    torch.testing.assert_close(to, want.to(dtype), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", ["silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu"])
 @pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 64), (3, 1000), (3, 60), (7, 2048)])
 def test_gates(program, op, dtype, rows, width):

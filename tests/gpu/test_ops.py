@@ -114,6 +114,18 @@ def test_heads_that_are_normalised(device, dtype, wide, heads, kv_heads, dim, ha
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_of_a_tower_that_are_normalised(device, dtype):
+    """LFM3-VL's."""
+    ops, plain = select_ops(device, dtype, 64), select_ops(device, dtype, 64, only="reference")
+    qkv = random(77, 20, 64, dtype=dtype).to(device)
+    turns = random(77, 32, dtype=torch.float32).to(device)
+    norms = HeadNorms(*(random(64, dtype=dtype, seed=i).to(device) for i in (2, 3)), 1e-6)
+    args = qkv[:, :16], 4, norms, turns.cos(), turns.sin()
+    for got, want in zip(ops.norm_rope(*args, ops), reference.norm_rope(*args, plain)):
+        close(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "dim"), [(16, 80), (16, 72), (16, 64)], ids=str)
 def test_rope_of_a_tower(device, dtype, heads, dim):
     ops = select_ops(device, dtype, 128)
