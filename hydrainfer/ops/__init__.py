@@ -4,7 +4,7 @@ Called by models. Never holds weights, caches or state of requests; never decide
 """
 
 from hydrainfer.ops.alone import alone, settle
-from hydrainfer.ops.batch import KV, AttentionBatch, Captured, HeadNorms, Segments, starts_of, visible
+from hydrainfer.ops.batch import KV, AttentionBatch, Captured, GridRows, HeadNorms, Segments, starts_of, visible
 from hydrainfer.ops.build import build_cuda_kernels, cause, ninja_on_path
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
@@ -28,6 +28,7 @@ __all__ = [
     "Decode",
     "DeltaLayer",
     "ExpertWeights",
+    "GridRows",
     "HeadNorms",
     "Int8Weight",
     "OpSet",

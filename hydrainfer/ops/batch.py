@@ -154,6 +154,17 @@ class Segments:
         return groups
 
 
+class GridRows(NamedTuple):
+    """Rows that are patches of pictures. Grid (t, h, w) is the next t frames of h x w squares, each of merge x merge
+    patches, which lie one after the other. `places`, `sizes` [rows, 2] float32, on the device: a patch's row and
+    column, and its frame's height and width in patches."""
+
+    grids: Sequence[tuple[int, int, int]]
+    merge: int
+    places: Tensor
+    sizes: Tensor
+
+
 def starts_of(lengths: Sequence[int]) -> np.ndarray:
     """`Segments.starts` as an array on the host."""
     return np.array([0, *accumulate(lengths)], dtype=np.int32)

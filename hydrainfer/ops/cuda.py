@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.ops import delta_chunks, reference, torch_variants
-from hydrainfer.ops.batch import KV, AttentionBatch, HeadNorms
+from hydrainfer.ops.batch import KV, AttentionBatch, GridRows, HeadNorms
 from hydrainfer.ops.build import load_cuda_kernels
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch
 
@@ -46,6 +46,16 @@ class CudaKernels:
         else:
             assert not batch.skips, "torch's operators would write the keys of padding rows"
             reference.rope_write_kv(qk, values, cos, sin, cache, batch)
+
+    def norm_rope(
+        self, qk: Tensor, kv_heads: int, norms: HeadNorms, cos: Tensor, sin: Tensor, ops: OpSet
+    ) -> tuple[Tensor, Tensor]:
+        n, halves = qk.shape[1] - kv_heads, _halves(qk.shape[2], cos, qk.element_size(), _ACCESS)
+        if not halves or not _rows_of_packs(qk) or not norms.q.dtype == norms.k.dtype == qk.dtype:
+            return reference.norm_rope(qk, kv_heads, norms, cos, sin, ops)
+        out = torch.empty(qk.shape, dtype=qk.dtype, device=qk.device)
+        self._module.norm_rope(qk, out, norms.q, norms.k, cos, sin, kv_heads, norms.eps)
+        return out[:, :n], out[:, n:]
 
     def norm_rope_write_kv(
         self,
@@ -110,6 +120,15 @@ class CudaKernels:
         self._module.conv_step(x[:n], weight, bias, tails, batch.sources, batch.targets, out[:n], False)
         if batch.pieces:
             out[n:] = reference.short_conv(x[n:], weight, bias, tails, batch.chunks)
+        return out
+
+    def grid_conv(self, rows: Tensor, weight: Tensor, grid: GridRows) -> Tensor:
+        columns = rows.shape[1] // 3
+        packs = rows.is_contiguous() and columns * rows.element_size() % _ACCESS == 0 and _rows_of_packs(rows)
+        if not packs or weight.shape[2:] != (3, 3) or not weight.is_contiguous():
+            return reference.grid_conv(rows, weight, grid)
+        out = torch.empty((rows.shape[0], columns), dtype=rows.dtype, device=rows.device)
+        self._module.grid_conv(rows, weight, grid.places, grid.sizes, out, grid.merge)
         return out
 
     def gated_delta(

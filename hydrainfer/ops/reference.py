@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.ops.batch import KV, AttentionBatch, HeadNorms, Segments, visible
+from hydrainfer.ops.batch import KV, AttentionBatch, GridRows, HeadNorms, Segments, visible
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.memory import rows_in_steps
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, state_of
@@ -108,6 +108,20 @@ def norm_rope_write_kv(
     return qk
 
 
+def norm_rope(
+    qk: Tensor, kv_heads: int, norms: HeadNorms, cos: Tensor, sin: Tensor, ops: OpSet
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys of `qk` [rows, heads + kv_heads, dim] after a norm of each head and `rope`, by `ops`."""
+    n, dim = qk.shape[1] - kv_heads, qk.shape[2]
+    q, k = (
+        ops.rms_norm(part.reshape(-1, dim), weight, norms.eps).view(part.shape)
+        for part, weight in ((qk[:, :n], norms.q), (qk[:, n:], norms.k))
+    )
+    ops.rope(q, cos, sin)
+    ops.rope(k, cos, sin)
+    return q, k
+
+
 def norm_heads(heads: Tensor, weight: Tensor, eps: float, ops: OpSet) -> None:
     """Normalise [rows, heads, head_dim] in place, each head by itself."""
     if heads.shape[1]:
@@ -186,6 +200,23 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor, ba
         out[rows] = F.conv1d(padded.t()[None], weight[:, None], groups=x.shape[1])[0].t()[:n]
         tails[target] = seen[-tails.shape[1] :]
     return out if bias is None else out.add_(bias)
+
+
+def grid_conv(rows: Tensor, weight: Tensor, grid: GridRows) -> Tensor:
+    """Depthwise convolution within each frame, between two gates: the first third of `rows` [rows, 3 * columns] times
+    the last one, convolved, times the second. weight: [columns, 1, kernel, kernel]. Returns [rows, columns]."""
+    before, after, x = rows.chunk(3, dim=-1)
+    m, columns, kernel = grid.merge, x.shape[1], weight.shape[-1]
+    gated, found, first = before * x, [], 0
+    for t, h, w in grid.grids:
+        n = t * h * w * m * m
+        squares = gated[first : first + n].view(t, h, w, m, m, columns)
+        frames = squares.transpose(2, 3).reshape(t, h * m, w * m, columns).permute(0, 3, 1, 2)  # channels last
+        frames = F.conv2d(frames, weight, padding=kernel // 2, groups=columns)
+        squares = frames.permute(0, 2, 3, 1).reshape(t, h, m, w, m, columns)
+        found.append(squares.transpose(2, 3).reshape(n, columns))
+        first += n
+    return torch.cat(found).mul_(after)
 
 
 def delta_rule(

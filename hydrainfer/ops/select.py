@@ -64,11 +64,13 @@ class OpSet:
     quick_gelu: Callable
     rope: Callable
     rope_write_kv: Callable
+    norm_rope: Callable
     norm_rope_write_kv: Callable
     prepare: Callable
     attention: Callable
     attention_segments: Callable
     short_conv: Callable
+    grid_conv: Callable
     gated_delta: Callable
     experts: Callable
     chosen: tuple[tuple[str, str], ...]
@@ -185,8 +187,9 @@ def _packed(weight: Tensor | Int8Weight) -> bool:
 
 OPERATORS = (
     "linear", "linear_add", "rms_norm", "rms_norm_wide", "silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu",
-    "quick_gelu", "rope", "rope_write_kv", "norm_rope_write_kv", "prepare", "attention", "attention_segments",
-    "short_conv", "gated_delta", "experts",
+    "quick_gelu", "rope", "rope_write_kv", "norm_rope", "norm_rope_write_kv", "prepare", "attention",
+    "attention_segments",
+    "short_conv", "grid_conv", "gated_delta", "experts",
 )  # fmt: skip
 
 

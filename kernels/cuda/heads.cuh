@@ -10,7 +10,7 @@ namespace hydra {
 // [dim]: weights, or null. `cos`, `sin` [rows, half]: of each row, so any positions will do, of one dimension or three;
 // the first 2 * half numbers of a head are rotated. Row r goes to `keys` and `values` + block * block_stride,
 // [block_tokens, kv_heads, dim], at block, offset = divmod(slots[r], block_tokens), or nowhere if slots[r] is -1. Without
-// a cache kv_heads is 0 and all heads count as queries.
+// a cache (`keys` is null) there are no values either.
 template <class T, class W>
 struct HeadArgs {
   const T *from, *fresh;
@@ -29,7 +29,7 @@ struct HeadArgs {
 template <class T, class W, int BYTES>
 __global__ void write_heads(HeadArgs<T, W> a) {
   constexpr int N = Pack<T, BYTES>::N;
-  const int packs = a.dim / 2 / N, all = a.heads + 2 * a.kv_heads, turned = a.heads + a.kv_heads;
+  const int packs = a.dim / 2 / N, turned = a.heads + a.kv_heads, all = turned + (a.keys ? a.kv_heads : 0);
   const int64_t t = this_thread(), item = t / packs, row = item / all;
   if (row >= a.rows) return;
   const int head = static_cast<int>(item % all), pair = static_cast<int>(t % packs) * N;
@@ -73,7 +73,7 @@ __global__ void write_heads(HeadArgs<T, W> a) {
     store(there + at, first);
     store(there + other, second);
   }
-  if (head < a.heads) return;
+  if (head < a.heads || !a.keys) return;
   const int64_t slot = a.slots[row];
   if (slot < 0) return;
   const int kv_head = (head - a.heads) % a.kv_heads;
@@ -85,7 +85,8 @@ __global__ void write_heads(HeadArgs<T, W> a) {
 
 template <int BYTES, class T, class W, class Stream>
 void run_write_heads(const HeadArgs<T, W>& a, Stream stream) {
-  const int64_t threads = a.rows * (a.heads + 2 * a.kv_heads) * (a.dim / 2 / Pack<T, BYTES>::N);
+  const int64_t all = a.heads + a.kv_heads + (a.keys ? a.kv_heads : 0);
+  const int64_t threads = a.rows * all * (a.dim / 2 / Pack<T, BYTES>::N);
   if (threads) HYDRA_LAUNCH((write_heads<T, W, BYTES>), blocks_for(threads), THREADS, stream, a);
 }
 

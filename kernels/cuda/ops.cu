@@ -7,6 +7,7 @@
 
 #include "blocks.cuh"
 #include "elementwise.cuh"
+#include "grid.cuh"
 #include "heads.cuh"
 #include "norm.cuh"
 #include "scan.cuh"
@@ -102,6 +103,22 @@ void write_heads_into(TensorView qk, TensorView fresh, TensorView to, Optional<T
   check();
 }
 
+// qk [rows, heads + kv_heads, dim] to `to`, another tensor, by norms in its dtype.
+void norm_rope_into(TensorView qk, TensorView to, TensorView q_norm, TensorView k_norm, TensorView cos, TensorView sin,
+                    int64_t kv_heads, double eps) {
+  by_dtype(qk, [&](auto zero) {
+    using T = decltype(zero);
+    HeadArgs<T, T> a{};
+    a.from = data<const T>(qk), a.to = data<T>(to), a.from_stride = qk.stride(0), a.to_stride = to.stride(0);
+    a.q_norm = data<const T>(q_norm), a.k_norm = data<const T>(k_norm), a.eps = static_cast<float>(eps);
+    a.cos = data<const float>(cos), a.sin = data<const float>(sin), a.rows = qk.size(0);
+    a.heads = static_cast<int>(qk.size(1) - kv_heads), a.kv_heads = static_cast<int>(kv_heads);
+    a.dim = static_cast<int>(qk.size(2)), a.half = static_cast<int>(cos.size(1));
+    run_write_heads<16>(a, stream_of(qk));
+  });
+  check();
+}
+
 template <class Act>
 void act_and_mul_into(TensorView gate_up, TensorView out) {
   by_dtype(gate_up, [&](auto zero) {
@@ -173,6 +190,18 @@ void delta_step_into(TensorView mixed, TensorView gate, TensorView beta, TensorV
   check();
 }
 
+// rows [n, 3 * channels], weight [channels, 1, 3, 3], places and sizes [n, 2] float32, out [n, channels]; all dense.
+void grid_conv_into(TensorView rows, TensorView weight, TensorView places, TensorView sizes, TensorView out,
+                    int64_t merge) {
+  by_dtype(rows, [&](auto zero) {
+    using T = decltype(zero);
+    run_grid_conv(GridArgs<T>{data<const T>(rows), data<const T>(weight), data<const float>(places),
+                              data<const float>(sizes), data<T>(out), out.size(0), out.size(1), static_cast<int>(merge)},
+                  stream_of(rows));
+  });
+  check();
+}
+
 // to, from [blocks, bytes] of uint8; ids [n] int64.
 void copy_blocks_into(TensorView to, TensorView from, TensorView to_ids, TensorView from_ids) {
   if (to.size(1) % 16) TVM_FFI_THROW(ValueError) << "a block of " << to.size(1) << " bytes is no multiple of 16";
@@ -192,6 +221,7 @@ void copy_blocks_from_address(TensorView to, int64_t address, TensorView to_ids,
 }  // namespace hydra
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope, hydra::rope_in_place);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(norm_rope, hydra::norm_rope_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_heads, hydra::write_heads_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, hydra::act_and_mul_into<hydra::Silu>);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_tanh_and_mul, hydra::act_and_mul_into<hydra::GeluTanh>);
@@ -200,5 +230,6 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(quick_gelu, hydra::quick_gelu_in_place);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm_wide, hydra::rms_norm_wide_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(conv_step, hydra::conv_step_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(delta_step, hydra::delta_step_into);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(grid_conv, hydra::grid_conv_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_blocks, hydra::copy_blocks_into);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_blocks_from, hydra::copy_blocks_from_address);

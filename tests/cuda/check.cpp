@@ -7,6 +7,7 @@
 
 #include "blocks.cuh"
 #include "elementwise.cuh"
+#include "grid.cuh"
 #include "heads.cuh"
 #include "norm.cuh"
 #include "scan.cuh"
@@ -47,6 +48,12 @@ template <class T>
 void run(const std::string& what) {
   if (what == "heads") {
     n[8] ? heads<T, float>() : heads<T, T>();
+  } else if (what == "norm_rope") {  // qkv, q_norm, k_norm, cos, sin, to
+    HeadArgs<T, T> a{};
+    a.from = at<T>(0), a.q_norm = at<T>(1), a.k_norm = at<T>(2), a.cos = at<float>(3), a.sin = at<float>(4);
+    a.to = at<T>(5), a.rows = n[0], a.from_stride = n[1], a.to_stride = n[2], a.heads = int(n[3]);
+    a.kv_heads = int(n[4]), a.dim = int(n[5]), a.half = int(n[6]), a.eps = 1e-5f;
+    run_write_heads<16>(a, 0);
   } else if (what == "rope") {
     HeadArgs<T, T> a{};
     a.from = a.to = at<T>(0), a.cos = at<float>(1), a.sin = at<float>(2);
@@ -62,6 +69,10 @@ void run(const std::string& what) {
     run_quick_gelu(at<T>(0), n[0] * n[1], 0);
   } else if (what == "rms_norm_wide") {
     run_rms_norm_wide(at<const T>(0), at<const float>(1), at<T>(2), n[0], n[1], 1e-6f, 0);
+  } else if (what == "grid") {
+    run_grid_conv(GridArgs<T>{at<const T>(0), at<const T>(1), at<const float>(2), at<const float>(3), at<T>(4), n[0], n[1],
+                              int(n[2])},
+                  0);
   } else if (what == "conv") {  // x, weight, bias, tails, out, sources, targets
     const T* bias = buffers[2].size ? at<const T>(2) : nullptr;
     run_conv_step(ConvArgs<T>{at<const T>(0), at<const T>(1), bias, at<T>(3), at<T>(4), at<const int64_t>(5),

@@ -34,7 +34,7 @@ LIMITS = {  # launches per layer of a decode step, and of the tower
     "qwen2.5-vl-7b": (11, 11),
     "qwen3-vl-8b": (13, 11),
     "gemma-3-4b": (18, 11),
-    "lfm3-vl-2b": (20, 25),
+    "lfm3-vl-2b": (20, 11),
     "qwen3.5-9b": (20, 11),
     "gpt-oss-20b": (30, None),
     "qwen3-next-80b-a3b": (40, None),

@@ -27,6 +27,13 @@ class Computes:
         self.calls.append("rope")
         reference.rope(qk, cos, sin)
 
+    def norm_rope(self, qk, to, q_norm, k_norm, cos, sin, kv_heads, eps) -> None:
+        self.calls.append("norm_rope")
+        n = qk.shape[1] - kv_heads
+        for part, weight, made in ((qk[:, :n], q_norm, to[:, :n]), (qk[:, n:], k_norm, to[:, n:])):
+            made.copy_(reference.rms_norm(part.float(), weight.float(), eps))
+        reference.rope(to, cos, sin)
+
     def write_heads(self, qk, fresh, to, q_norm, k_norm, cos, sin, keys, values, slots, eps) -> None:
         self.calls.append("write_heads")
         n, made = qk.shape[1] - keys.shape[2], qk.float()
@@ -133,6 +140,17 @@ def test_heads_that_are_normalised(computes, wide, heads, half):
     close(got, reference.norm_rope_write_kv(qkv[:, :n], qkv[:, n:], *args, other, batch, ops))
     for kept, wanted in zip(cache, other):
         close(kept, wanted)
+
+
+def test_heads_of_a_tower_that_are_normalised(computes):
+    module, kernels = computes
+    ops = select_ops("cpu", torch.bfloat16, 64, use_native=False, only="reference")
+    qkv, turns = random(7, 10, 64, dtype=torch.bfloat16), random(7, 32, dtype=F32, seed=1)
+    norms = HeadNorms(*(random(64, dtype=torch.bfloat16, seed=i) for i in (2, 3)), 1e-6)
+    args = qkv[:, :8], 2, norms, turns.cos(), turns.sin(), ops
+    for got, want in zip(kernels.norm_rope(*args), reference.norm_rope(*args)):
+        close(got, want)
+    assert module.calls == ["norm_rope"]
 
 
 def test_blocks_of_any_size_are_copied_whole(computes):

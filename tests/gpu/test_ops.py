@@ -8,10 +8,12 @@ import torch
 
 from hydrainfer.core import Role, SamplingParams
 from hydrainfer.models import load_model
+from hydrainfer.models.patches import Cut, arrange
 from hydrainfer.ops import (
     KV,
     AttentionBatch,
     DeltaLayer,
+    GridRows,
     HeadNorms,
     PagedAttention,
     ScanBatch,
@@ -112,6 +114,18 @@ def test_heads_that_are_normalised(device, dtype, wide, heads, kv_heads, dim, ha
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_of_a_tower_that_are_normalised(device, dtype):
+    """LFM3-VL's."""
+    ops, plain = select_ops(device, dtype, 64), select_ops(device, dtype, 64, only="reference")
+    qkv = random(77, 20, 64, dtype=dtype).to(device)
+    turns = random(77, 32, dtype=torch.float32).to(device)
+    norms = HeadNorms(*(random(64, dtype=dtype, seed=i).to(device) for i in (2, 3)), 1e-6)
+    args = qkv[:, :16], 4, norms, turns.cos(), turns.sin()
+    for got, want in zip(ops.norm_rope(*args, ops), reference.norm_rope(*args, plain)):
+        close(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "dim"), [(16, 80), (16, 72), (16, 64)], ids=str)
 def test_rope_of_a_tower(device, dtype, heads, dim):
     ops = select_ops(device, dtype, 128)
@@ -120,6 +134,17 @@ def test_rope_of_a_tower(device, dtype, heads, dim):
     ops.rope(qkv[:, : 2 * heads], turns.cos(), turns.sin())
     reference.rope(want[:, : 2 * heads], turns.cos(), turns.sin())
     close(qkv, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_convolution_over_grids_of_patches(device, dtype):
+    """LFM3-VL's tower."""
+    grids, channels = [(1, 8, 12), (2, 5, 3)], 768
+    arrays = arrange(grids, Cut(2, 0)).arrays
+    grid = GridRows(grids, 2, *(torch.from_numpy(arrays[name]).to(device) for name in ("places", "sizes")))
+    rows = random(len(grid.places), 3 * channels, dtype=dtype).to(device)
+    weight = random(channels, 1, 3, 3, dtype=dtype, seed=1).to(device) / 3
+    close(select_ops(device, dtype, 64).grid_conv(rows, weight, grid), reference.grid_conv(rows, weight, grid))
 
 
 def scans(device, *shapes) -> tuple[list[torch.Tensor], list[torch.Tensor], ScanBatch]:
