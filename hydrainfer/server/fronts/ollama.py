@@ -68,7 +68,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
     options = mapping(body.get("options") or {}, "options")
     fields = {to: options[of] for of, to in _OPTIONS.items() if options.get(of) is not None}
     limit = fields.get("max_tokens")
-    if isinstance(limit, int | float) and limit < 0:  # no limit
+    if isinstance(limit, int | float) and limit <= 0:  # no limit
         del fields["max_tokens"]
     model = body.get("model")
     return {
