@@ -13,7 +13,6 @@ prompt than the prefilling ones do, if fetching that part from there takes less 
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -21,7 +20,8 @@ import msgspec
 
 from hydrainfer.cluster.hashing import ring_of
 from hydrainfer.cluster.messages import Peer
-from hydrainfer.core import Cached, Load, Request, Role, Stage, split_chain
+from hydrainfer.cluster.prefixes import Prefixes
+from hydrainfer.core import Cached, Load, Request, Role, Stage
 
 Balancing = Literal["least_load", "round_robin", "random"]
 _HOP_S = 5e-3  # the cost of one more move (benchmarks/b08_migration.py)
@@ -44,9 +44,7 @@ class Roster:
         self._rng = rng or random.Random()
         self._n_chosen = 0
         self._chosen_at = dict.fromkeys(self.roles, 0)
-        self._prefixes: dict[str, set[bytes]] = {}  # by instance, the keys of the prefixes it has cached
-        self._block_tokens = 1
-        self._split: tuple[bytes, list[bytes]] = b"", []  # the last request's keys, joined and split
+        self._prefixes = Prefixes()
         self._able = {s: sorted(n for n, role in self.roles.items() if role.runs(s)) for s in Stage}
         self._there: dict[Stage, list[str]] = {s: [] for s in Stage}
         self._sound = self._there  # by stage, the running instances that are not suspect
@@ -59,7 +57,7 @@ class Roster:
         gone = [p for name, p in self.peers.items() if name not in now or now[name].incarnation != p.incarnation]
         for p in gone:
             self.loads.pop(p.name, None)
-            self._prefixes.pop(p.name, None)
+            self._prefixes.forget(p.name)
         self.peers = now
         self._there = {s: [n for n in names if n in now] for s, names in self._able.items()}
         self._sound = {s: [n for n in names if not now[n].suspect] for s, names in self._there.items()}
@@ -70,16 +68,12 @@ class Roster:
         return peer is not None and peer.incarnation == incarnation
 
     def learn(self, name: str, cached: Cached) -> None:
-        """Note the prefixes that the cache of an instance has gained and lost."""
-        held = self._prefixes.setdefault(name, set())
-        held.update(cached.added)
-        held.difference_update(cached.dropped)
-        self._block_tokens = cached.block_tokens
+        """Note the prefixes that the caches of an instance have gained and lost."""
+        self._prefixes.learn(name, cached)
 
     def learned(self) -> Iterator[tuple[str, Cached]]:
         """The known prefixes of each instance."""
-        for name, held in self._prefixes.items():
-            yield name, Cached(self._block_tokens, tuple(held))
+        return self._prefixes.learned()
 
     def hands_to(self, name: str, other: str) -> bool:
         """Whether `name` hands its requests to one of several prefilling instances, and `other` is one of those."""
@@ -87,16 +81,8 @@ class Roster:
         return len(prefill) > 1 and name not in prefill and other in prefill
 
     def found(self, request: Request, name: str) -> int:
-        """The number of tokens of the prompt that an instance has cached, as last reported. The last token of a prompt
-        is always computed anew, so it never counts."""
-        held = self._prefixes.get(name)
-        if not held or not request.keys:
-            return 0
-        if self._split[0] is not request.keys:  # called for several instances in a row
-            self._split = request.keys, split_chain(request.keys)[1:]
-        keys = self._split[1]
-        n = bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in held)
-        return min(n, (request.n_prompt - 1) // self._block_tokens) * self._block_tokens
+        """The number of tokens of the prompt that an instance need not compute, as last reported."""
+        return self._prefixes.found(request, name)
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
         names = [n for n in self._sound[stage] if n not in exclude]
@@ -125,7 +111,7 @@ class Roster:
         """An instance that has computed all pictures of `request`, if it is ready before the encoder would be."""
         if self._balancing != "least_load" or not self._prefixes or not request.keys:
             return None
-        able = [n for n in self._sound[Stage.PREFILL] if n in self._prefixes and n not in exclude]
+        able = [n for n in self._sound[Stage.PREFILL] if n not in exclude]
         able = [n for n in able if self.found(request, n) >= request.media[-1].end]
         name = min(able, key=lambda n: self._prefill_s(n, request), default=None)
         if name is None or name == encoder:
@@ -137,7 +123,7 @@ class Roster:
         """The instance without prefill that keeps most of the prompt, and the prefilling one that is to fetch that
         part; None if entering `stage` at `name` takes less time. The keeper may have decoded a chat's last answer."""
         there = [n for n, p in self.peers.items() if n not in exclude and not p.suspect]
-        able = [n for n in there if n in self._prefixes and not self.roles[n].runs(Stage.PREFILL)]
+        able = [n for n in there if not self.roles[n].runs(Stage.PREFILL)]
         takers = [n for n in there if self.roles[n].runs(Stage.PREFILL)]
         if not able or not takers or self._balancing != "least_load":
             return None
@@ -169,7 +155,7 @@ class Roster:
 
     def _prefill_s(self, name: str, request: Request) -> float:
         """The seconds of work that an instance has, less those that its cached prefix of `request` saves."""
-        saved = self.found(request, name) if name in self._prefixes else 0
+        saved = self.found(request, name)
         return self._busy_s(name, request.n_prompt - saved) - saved * (self._load(name).token_s or _GUESS.token_s)
 
     def _busy_s(self, name: str, n_tokens: int) -> float:

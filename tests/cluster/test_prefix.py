@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from hydrainfer.core import EventKind, Lane
@@ -234,4 +234,31 @@ def test_who_is_preempted_and_needs_the_encoder_in_the_same_turn_departs_once():
     assert [cluster.tokens(r.id) for r in requests] == [expected_tokens(r) for r in requests]
     preempted = [event.request_id for _, event in cluster.lifecycle if event.kind is EventKind.PREEMPTED]
     assert preempted[0] == "young"
+    cluster.check_whole()
+
+
+KINDS = {"window": {WINDOW: 400}, "state": {STATE: 400}, "both": {WINDOW: 400, STATE: 400}}
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "2EPD", "1E2P1D", "1EP1D", "1ED1P"])
+@pytest.mark.parametrize("kinds", KINDS)
+@settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(tree=turns)
+def test_what_the_front_promises_of_hybrids_is_found(layout, kinds, tree):
+    """With room for everything. More may be found: an instance that is alone in its stage is not asked."""
+    cluster, promised = Cluster(layout, kv_blocks=2000, embed_blocks=200, more=KINDS[kinds]), {}
+    cluster.copy_s = 0.1
+    for roster in (cluster.front.roster, *(node.roster for node in cluster.nodes.values())):
+
+        def choose(request, stage, exclude, roster=roster, asked=roster.choose):
+            name = asked(request, stage, exclude)
+            promised[request.id] = max(promised.get(request.id, 0), roster.found(request, name))
+            return name
+
+        roster.choose = choose
+    for r in requests_of(tree):
+        cluster.submit(r)
+        cluster.run()
+        assert cluster.tokens(r.id) == expected_tokens(r)
+        assert max(o.n_cached for o in cluster.outputs if o.request_id == r.id) >= promised[r.id]
     cluster.check_whole()
