@@ -32,7 +32,8 @@ _GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3, pull_s=5e-5)
 
 class Roster:
     """The instances of a layout. `roles`: the role of each one by name, running or not. `peers`: those that run.
-    `loads`: as last reported, plus the requests placed since."""
+    `loads`: as last reported, plus the requests placed since. `cuts`: the peers that an instance cannot reach, as last
+    reported."""
 
     def __init__(
         self, roles: Mapping[str, Role], balancing: Balancing = "least_load", rng: random.Random | None = None
@@ -40,6 +41,7 @@ class Roster:
         self.roles = dict(roles)
         self.peers: dict[str, Peer] = {}
         self.loads: dict[str, Load] = {}
+        self.cuts: dict[str, tuple[str, ...]] = {}
         self._balancing = balancing
         self._rng = rng or random.Random()
         self._n_chosen = 0
@@ -58,6 +60,7 @@ class Roster:
         for p in gone:
             self.loads.pop(p.name, None)
             self._prefixes.forget(p.name)
+            self.cuts.pop(p.name, None)
         self.peers = now
         self._there = {s: [n for n in names if n in now] for s, names in self._able.items()}
         self._sound = {s: [n for n in names if not now[n].suspect] for s, names in self._there.items()}
@@ -89,6 +92,8 @@ class Roster:
         names = names or [n for n in self._there[stage] if n not in exclude]  # a suspect is better than none
         if not names:
             return None
+        if any(self.cuts.values()):
+            names = [n for n in names if self._leads_on(n, request, request.plan().index(stage))] or names
         delay = dict.fromkeys(names, 0.0)
         if self._balancing == "least_load" and len(names) > 1:
             delay = self._ways_s(names, request, request.plan().index(stage))
@@ -106,6 +111,22 @@ class Roster:
         self._chosen_at[works] = self._n_chosen
         self.loads[works] = self._with(works, request, stage)
         return name
+
+    def has_way(self, request: Request) -> bool:
+        """Whether the request can pass all its stages without a pair of instances that cannot reach each other."""
+        return any(self._leads_on(name, request, 0) for name in self._there[request.plan()[0]])
+
+    def _leads_on(self, name: str, request: Request, n: int) -> bool:
+        """Whether a request that is at step `n` of its plan at this instance can pass its later steps."""
+        role = self.roles[name]
+        for beyond, stage in enumerate(request.plan()):
+            if beyond > n and not role.runs(stage):
+                others = (other for other in self._there[stage] if not self._is_cut(name, other))
+                return any(self._leads_on(other, request, beyond) for other in others)
+        return True
+
+    def _is_cut(self, name: str, other: str) -> bool:
+        return other in self.cuts.get(name, ()) or name in self.cuts.get(other, ())
 
     def _past(self, encoder: str, request: Request, exclude: Collection[str]) -> str | None:
         """An instance that has computed all pictures of `request`, if it is ready before the encoder would be."""
@@ -131,7 +152,10 @@ class Roster:
         kept = self.found(request, keeper)
         if kept < (request.media[-1].end if request.media else 1):
             return None
-        taker = min(takers, key=lambda n: self._rest_s(n, request, kept))
+        reached = [n for n in takers if not self._is_cut(keeper, n)]
+        if not reached:
+            return None
+        taker = min(reached, key=lambda n: self._rest_s(n, request, kept))
         else_s = self._encode_s(name, request) if stage is Stage.ENCODE else 0.0
         if self.roles[name].runs(Stage.PREFILL):
             takers = [name]

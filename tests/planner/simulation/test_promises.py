@@ -121,9 +121,10 @@ def cached(name, layout, drawn):
 @settings(max_examples=4, deadline=None, phases=NO_SHRINKING)
 @given(drawn=conversations)
 def test_with_room_for_everything_what_is_promised_is_found_as_on_one_instance(name, drawn):
-    alone = cached(name, "1EPD", drawn)
+    """But for first turns: conversations with the same system prompt may begin at different instances."""
+    alone = cached(name, "1EPD", drawn)[len(drawn) :]
     for layout in LAYOUTS:
-        several = cached(name, layout, drawn)
+        several = cached(name, layout, drawn)[len(drawn) :]
         assert all(abs(a - b) <= BLOCK for a, b in zip(alone, several, strict=True)), (layout, alone, several)
 
 
