@@ -61,6 +61,14 @@ class Served:
         assert self._ready.wait(90), self.output
         return re.search(r"ready (http://\S+)/v1", self.output)[1]
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
     def stop(self, sig):
         self.process.send_signal(sig)
         return self.process.wait(60)
@@ -217,13 +225,12 @@ def outlives(server, client, which, expected):
 
 
 def test_a_server_outlives_its_own_ray_and_requests_go_on():
-    server = Served(MODEL, "--port", 0, "--layout", "1EPD", "--launcher", "ray")
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        expected = text_of(client)
-        away_s = outlives(server, client, "node", expected)
-        assert client.post("/v1/chat/completions", json=body()).status_code == 200
-        pids, folder = of_run(server)
-    assert server.stop(signal.SIGTERM) == 0
+    with Served(MODEL, "--port", 0, "--layout", "1EPD", "--launcher", "ray") as server:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            away_s = outlives(server, client, "node", text_of(client))
+            assert client.post("/v1/chat/completions", json=body()).status_code == 200
+            pids, folder = of_run(server)
+        assert server.stop(signal.SIGTERM) == 0
     server.reading.join()
     assert "Ray's node process (raylet) has ended" in server.output
     assert "Traceback" not in server.output, server.output
@@ -237,13 +244,13 @@ def test_a_server_outlives_its_own_ray_and_requests_go_on():
 @pytest.mark.parametrize("which", DAEMONS)
 def test_a_server_outlives_every_part_of_its_own_ray_three_times(layout, which):
     """The fourth time within ten minutes it ends, says why, and leaves nothing."""
-    server = Served(MODEL, "--port", 0, "--layout", layout, "--launcher", "ray")
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        expected = text_of(client)
-        away_s = [outlives(server, client, which, expected) for _ in range(3)]
-        pids, folder = of_run(server)
-        end_daemon(server, which)
-    assert server.process.wait(60) == 2
+    with Served(MODEL, "--port", 0, "--layout", layout, "--launcher", "ray") as server:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            expected = text_of(client)
+            away_s = [outlives(server, client, which, expected) for _ in range(3)]
+            pids, folder = of_run(server)
+            end_daemon(server, which)
+        assert server.process.wait(60) == 2
     server.reading.join()
     (last,) = [line for line in server.output.splitlines() if line.startswith("error:")]
     assert "the 4th time in 10 minutes" in last
