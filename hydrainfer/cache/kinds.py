@@ -129,6 +129,10 @@ class WindowSpec(FullSpec, frozen=True):
                 first = self.stale(stop * self.block_tokens)
         return stop * self.block_tokens
 
+    @property
+    def resume_blocks(self) -> int | None:
+        return self.blocks_for(self.window - 1)
+
     def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
         first, stop = self.stale(n_tokens), min(len(found), n_tokens // self.block_tokens)
         return [*[None] * min(first, stop), *found[first:stop], *[None] * (len(found) - stop)]
@@ -207,6 +211,10 @@ class EmbedSpec(CacheSpec, frozen=True):
         return [m.key + i.to_bytes(4, "little") for m in request.media for i in range(self.blocks_for(m.n_tokens))]
 
     def safe(self, found: Found, n_most: int) -> int | None:
+        return None
+
+    @property
+    def resume_blocks(self) -> int | None:
         return None
 
     def will_share(self, other: Request, its: Sequence[bytes], mine: Sequence[bytes], tokens: range) -> bool | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hydrainfer.cache.arena import Arena, Split
 from hydrainfer.cache.pool import BlockPool, SlidingPool
 from hydrainfer.cache.spec import CacheSpec, Found
-from hydrainfer.core import Cached
+from hydrainfer.core import Cached, CachedKeys
 
 
 class Hit(NamedTuple):
@@ -182,15 +182,16 @@ class CacheSet:
             self._leases.pop(lease.owner, None)
 
     def news(self) -> Cached | None:
-        """The prefixes added and evicted since the last call, if any. The first call begins the recording."""
-        for name, spec in self.specs.items():
-            if not spec.chained:
-                continue
-            news, self.pools[name].news = self.pools[name].news, {}
-            if news:
-                came = tuple(key for key, is_there in news.items() if is_there)
-                return Cached(spec.block_tokens, came, tuple(key for key, is_there in news.items() if not is_there))
-        return None
+        """The keys published and evicted since the last call, of every cache that limits where a request can go on;
+        None if there are none. The first call begins the recording."""
+        specs = [spec for spec in self.specs.values() if spec.resume_blocks is not None]
+        news = [self.pools[spec.name].news for spec in specs]
+        for spec, keys in zip(specs, news):
+            if keys is None or keys:
+                self.pools[spec.name].news = {}
+        if not any(news):
+            return None
+        return Cached(specs[0].block_tokens, tuple(_news_of(spec, keys or {}) for spec, keys in zip(specs, news)))
 
     def usage(self) -> dict[str, tuple[int, int, int]]:
         """The numbers of blocks of each spec: total, leased, cached."""
@@ -204,3 +205,10 @@ class CacheSet:
             self.arena.check()
         for name, pool in self.pools.items():
             pool.check(b for lease in self._leases.values() for b in lease.blocks.get(name, ()))
+
+
+def _news_of(spec: CacheSpec, news: Mapping[bytes, bool]) -> CachedKeys:
+    """`BlockPool.news` of one cache as a part of a report."""
+    assert spec.resume_blocks is not None
+    added = tuple(key for key, is_there in news.items() if is_there)
+    return CachedKeys(spec.resume_blocks, spec.chained, added, tuple(key for key in news if not news[key]))

@@ -193,6 +193,12 @@ class CacheSpec(msgspec.Struct, frozen=True):
         this kind does not limit them."""
         return 0
 
+    @property
+    def resume_blocks(self) -> int | None:
+        """The number of blocks before a point that must be cached so that a request can go on from there; None if this
+        kind does not limit that. With `chained`, the other blocks before the point are then there, too."""
+        return 1
+
     def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
         """The found blocks that may be shared if `n_tokens` tokens are not computed again. No others may be shared,
         because a shared block is never written."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
 from hydrainfer.cluster.instance import Pulse
+from hydrainfer.cluster.live import Incarnation, LiveRequest, Member, has_work, needs
 from hydrainfer.cluster.messages import Beat, Cancel, Hello, HubOrder, Learned, Members, Moved, Peer, Report, Submit
 from hydrainfer.cluster.restarts import Lost, Restarts
 from hydrainfer.cluster.rolling import Rolling
@@ -28,7 +28,6 @@ from hydrainfer.core import (
     ErrorInfo,
     EventKind,
     HydraError,
-    InstanceStats,
     InternalError,
     LifecycleEvent,
     Output,
@@ -41,40 +40,8 @@ from hydrainfer.core import (
 _log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
 _UNHEARD = 0.125  # weight of a death before the instance reported the request: it was likely dead on submission
+_MAX_DETOURS = 2  # ways around cut pairs in a row, then a request stays where it is as long as its patience lasts
 _CLEARED = 16  # tokens after which a request is not suspected of having killed the last instance
-_Instance = tuple[str, int]  # name and incarnation
-
-
-@dataclass(slots=True)
-class _LiveRequest:
-    """A request that has not ended. `name`: the name of its present life. `owner`: the instance that has it; None while
-    no instance can take it. `giver`: the instance that handed it to `owner`, until `owner` has confirmed that it
-    arrived. `heard`: whether `owner` has reported it. `hops`: its moves in this life."""
-
-    request: Request
-    name: str
-    n_lives: int = 1
-    n_deaths: float = 0.0  # weighted deaths of its instances in a row, without `_CLEARED` tokens between them
-    n_before: int = 0  # tokens it had when its present life began
-    produced: list[int] = field(default_factory=list)
-    owner: _Instance | None = None
-    giver: _Instance | None = None
-    heard: bool = False
-    hops: int = 0
-    early: list[Output] = field(default_factory=list)  # outputs that came before one that precedes them
-    since: float = 0.0  # when it lost its owner, or when the first `early` came
-    cancelled: bool = False
-
-
-@dataclass(slots=True)
-class _Member:
-    """One live incarnation. `killed`: the hub has been asked to kill it. `n_reports`: reports received from it."""
-
-    hello: Hello
-    heard_s: float
-    stats: InstanceStats | None = None
-    killed: bool = False
-    n_reports: int = 0
 
 
 class Front:
@@ -91,8 +58,8 @@ class Front:
         away_s: float = float("inf"),
     ) -> None:
         self.roster = roster
-        self.members: dict[str, _Member] = {}
-        self.kills: list[_Instance] = []  # the instances that the hub is to kill
+        self.members: dict[str, Member] = {}
+        self.kills: list[Incarnation] = []  # the instances that the hub is to kill
         self.restarts = Restarts(roster.roles, away_s)
         self.rolling = Rolling()
         self.lost: Lost | None = None  # the first stage that was lost for good
@@ -101,9 +68,9 @@ class Front:
         self._record = record
         self._pulse = pulse or Pulse()
         self._stall_s = stall_s
-        self._live: dict[str, _LiveRequest] = {}  # by the request's id
-        self._lives: dict[str, _LiveRequest] = {}  # by the name of its present life
-        self._buried: set[_Instance] = set()
+        self._live: dict[str, LiveRequest] = {}  # by the request's id
+        self._lives: dict[str, LiveRequest] = {}  # by the name of its present life
+        self._buried: set[Incarnation] = set()
         self._orders: dict[str, list[HubOrder]] = {}
         self._out: list[Output] = []
         self._beat_at = 0.0
@@ -115,7 +82,7 @@ class Front:
         instance has died. Raises `Unavailable` if a stage is lost for good."""
         if self.lost is not None:
             raise _lost_error(self.lost.stage)
-        live = _LiveRequest(request, request.id)
+        live = LiveRequest(request, request.id)
         self._place(live, now)
         self._live[request.id] = self._lives[request.id] = live
         arrived_s = now if request.arrival_s is None else request.arrival_s
@@ -145,7 +112,8 @@ class Front:
         known = self.members.get(hello.peer.name)
         if known is not None and known.hello.peer.incarnation != hello.peer.incarnation:
             self.gone(hello.peer.name, known.hello.peer.incarnation, now)
-        self.members[hello.peer.name] = _Member(hello, now)
+        peer = msgspec.structs.replace(hello.peer, host=hello.host)
+        self.members[hello.peer.name] = Member(msgspec.structs.replace(hello, peer=peer), now)
         self.restarts.back(hello.peer.name)
         self._announce()
         for name, cached in self.roster.learned():
@@ -189,6 +157,7 @@ class Front:
         if report.cached is not None:
             self.roster.learn(report.name, report.cached)
             self._spread(report.name, report.cached, self.members)
+        self._reroute(report, now)
         for moved in report.moved:
             self._follow((report.name, report.incarnation), moved, now)
         for event in report.events:
@@ -214,7 +183,7 @@ class Front:
             self._roll(now)
             self._check_members(now)
             self._check_stages(now)
-            self._tell_all(Beat(dict(self.roster.loads)))
+            self._tell_all(Beat(dict(self.roster.loads), dict(self.roster.cuts)))
             for live in list(self._live.values()):
                 self._check(live, now)
             self._flush()
@@ -236,11 +205,11 @@ class Front:
         if self.lost is None:
             self.lost = self.restarts.lost(self.roster.dark(), now)
         if self.lost is not None:
-            for live in [live for live in self._live.values() if _needs(live, self.lost.stage)]:
+            for live in [live for live in self._live.values() if needs(live, self.lost.stage)]:
                 self._revoke([live.name])
                 self._end(live, now, "error", _lost_error(self.lost.stage))
 
-    def _place(self, live: _LiveRequest, now: float) -> bool:
+    def _place(self, live: LiveRequest, now: float) -> bool:
         name = self.roster.choose(live.request, live.request.plan()[0], ())
         if name is None:
             live.owner, live.since = None, now
@@ -250,7 +219,7 @@ class Front:
         self._orders.setdefault(name, []).append(Submit(request, tuple(live.produced)))
         return True
 
-    def _lose(self, live: _LiveRequest, now: float, by_death: bool = True) -> None:
+    def _lose(self, live: LiveRequest, now: float, by_death: bool = True) -> None:
         """Begin the next life of a request, with the tokens that the client has got. The present life ends without a
         last output."""
         self._revoke([live.name])  # an instance may still have it
@@ -275,7 +244,22 @@ class Front:
         self._note(LifecycleEvent(live.request.id, EventKind.RECOVERED, now))
         self._place(live, now)
 
-    def _follow(self, reporter: _Instance, moved: Moved, now: float) -> None:
+    def _reroute(self, report: Report, now: float) -> None:
+        """Begin the next life of the requests that an instance cannot hand on, if there is a way around it. The others
+        wait there for the connection."""
+        roster = self.roster
+        if report.cut != roster.cuts.get(report.name, ()):
+            roster.cuts[report.name] = report.cut
+            self._tell_all(Beat(dict(roster.loads), dict(roster.cuts)))
+        for name in report.stuck:
+            live = self._lives.get(name)
+            if live is None or live.owner != (report.name, report.incarnation) or live.n_detours == _MAX_DETOURS:
+                continue
+            if roster.has_way(live.request):
+                live.n_detours += 1
+                self._lose(live, now, by_death=False)
+
+    def _follow(self, reporter: Incarnation, moved: Moved, now: float) -> None:
         """Note which instance owns a request now. The reports of giver and taker may come in either order; the one with
         more hops is newer."""
         live = self._lives.get(moved.request_id)
@@ -286,10 +270,11 @@ class Front:
             live.owner, live.giver, live.hops, live.heard = owner, None, moved.hops, True
         elif moved.hops > live.hops:
             live.owner, live.giver, live.hops, live.heard = owner, reporter, moved.hops, False
+            live.given_s = now
             if not self.roster.knows(*owner):
                 self._lose(live, now)
 
-    def _hear(self, live: _LiveRequest, output: Output, at_s: float, now: float) -> None:
+    def _hear(self, live: LiveRequest, output: Output, at_s: float, now: float) -> None:
         if output.error is not None or output.finish_reason == "abort":
             self._end(live, at_s, output.finish_reason or "error", output=output)
             return
@@ -304,13 +289,13 @@ class Front:
                 live.early.remove(early)
                 self._tell(live, early, at_s)
 
-    def _tell(self, live: _LiveRequest, output: Output, at_s: float) -> None:
+    def _tell(self, live: LiveRequest, output: Output, at_s: float) -> None:
         """Pass the new part of `output` on to the client."""
         known = len(live.produced) - output.start
         tokens = output.token_ids[known:]
         live.produced += tokens
         if len(live.produced) - live.n_before >= _CLEARED:
-            live.n_deaths = 0.0
+            live.n_deaths, live.n_detours = 0.0, 0
         for _ in tokens:
             self._note(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s))
         prompt = () if known else output.prompt_logprobs  # prompt logprobs come with the first token
@@ -324,7 +309,7 @@ class Front:
 
     def _end(
         self,
-        live: _LiveRequest,
+        live: LiveRequest,
         at_s: float,
         finish: str,
         error: HydraError | None = None,
@@ -336,7 +321,7 @@ class Front:
         self._note(LifecycleEvent(request_id, EventKind.FINISHED, at_s, detail=finish))
         self._out.append(msgspec.structs.replace(output, request_id=request_id))
 
-    def _check(self, live: _LiveRequest, now: float) -> None:
+    def _check(self, live: LiveRequest, now: float) -> None:
         if now > live.request.deadline_s + (self._pulse.grace_s if live.owner is not None else 0.0):
             self._revoke([live.name])
             late = DeadlineExceeded("the request's deadline passed before it was done; retry or raise the timeout")
@@ -345,10 +330,12 @@ class Front:
             stage = live.request.plan()[0].value
             none = Unavailable(f"no instance can {stage} now; retry later", retry_after_s=5.0)
             self._end(live, now, "error", none)
+        elif live.giver is not None and now > live.given_s + self._pulse.handover_s:
+            self._lose(live, now, by_death=False)  # its taker has dropped it: the pair cannot reach each other
         elif live.early and now > live.since + self._pulse.gap_s:
             self._lose(live, now, by_death=False)
 
-    def _try_again(self, live: _LiveRequest, now: float) -> bool:
+    def _try_again(self, live: LiveRequest, now: float) -> bool:
         """Place a request if an instance can take it. Returns False once the request has waited for `patience_s`."""
         since = live.since
         if self._place(live, now):
@@ -395,12 +382,12 @@ class Front:
 
     def _roll(self, now: float) -> None:
         there = {name: member.hello.peer.incarnation for name, member in self.members.items()}
-        idle = {name: member.stats is not None and not _has_work(member.stats) for name, member in self.members.items()}
+        idle = {name: member.stats is not None and not has_work(member.stats) for name, member in self.members.items()}
         ended = self.rolling.turn(now, there, idle)
         if ended is not None:
             self._kill(ended[0], self.members[ended[0]])
 
-    def _kill(self, name: str, member: _Member) -> None:
+    def _kill(self, name: str, member: Member) -> None:
         if not member.killed:
             member.killed = True
             self.kills.append((name, member.hello.peer.incarnation))
@@ -419,18 +406,6 @@ class Front:
     def _tell_all(self, order: HubOrder) -> None:
         for name in self.members:
             self._orders.setdefault(name, []).append(order)
-
-
-def _has_work(stats: InstanceStats) -> bool:
-    return bool(stats.n_waiting or stats.n_running or stats.n_migrating or stats.n_arriving or stats.n_parked)
-
-
-def _needs(live: _LiveRequest, stage: Stage) -> bool:
-    """Whether a request cannot finish unless some instance runs `stage`. A request that is at an instance without that
-    stage is past encode; once it has produced a token, it is past prefill."""
-    if stage not in live.request.plan():
-        return False
-    return live.owner is None or stage is Stage.DECODE or (stage is Stage.PREFILL and not live.produced)
 
 
 def _lost_error(stage: Stage) -> Unavailable:

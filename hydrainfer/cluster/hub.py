@@ -111,7 +111,8 @@ class Hub:
         """Every instance of the layout, running or not."""
         with self._lock:
             members, now = dict(self._front.members), self._clock()
-            troubles = {plan.name: self._front.restarts.trouble(plan.name) for plan in self._plans}
+            trouble = self._front.restarts.trouble
+            troubles = {plan.name: trouble(plan.name) or self.launcher.trouble for plan in self._plans}
         infos = []
         for plan in self._plans:
             member, role = members.get(plan.name), plan.roles[plan.name]

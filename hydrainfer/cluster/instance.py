@@ -19,14 +19,16 @@ class Pulse(msgspec.Struct, frozen=True):
     """The intervals and time limits by which the hub and the instances notice failures. `beat_s`: the hub and every
     instance send a message at least this often. `suspect_s`: an instance that was silent for this long gets requests
     only if no other can take them; after `dead_s` it is killed. `gap_s`: how long an output that came too early waits
-    for the missing one before it. `patience_s`: how long a request waits for an instance of its stage. `grace_s`: how
-    late after its deadline an instance may report the end of a request."""
+    for the missing one before it. `patience_s`: how long a request waits for an instance of its stage. `handover_s`:
+    how long an instance may take to report a request that another has handed to it; longer than a lease of `Timing`.
+    `grace_s`: how late after its deadline an instance may report the end of a request."""
 
     beat_s: float = 0.25
     suspect_s: float = 5.0
     dead_s: float = 20.0
     gap_s: float = 1.0
     patience_s: float = 20.0
+    handover_s: float = 15.0
     grace_s: float = 5.0
 
 
@@ -57,6 +59,10 @@ class Instance(ABC):
     def send(self, peer: str, parcel: Parcel) -> None:
         self._parcels.append((peer, parcel))
 
+    def host_of(self, peer: str) -> str:
+        known = self.roster.peers.get(peer)
+        return known.host if known is not None else ""
+
     def sink(self, outputs: list[Output]) -> None:
         self.outputs += outputs
 
@@ -80,8 +86,9 @@ class Instance(ABC):
                 engine.submit(request, now, produced)
             case Cancel(request_ids):
                 engine.cancel(request_ids, now)
-            case Beat(loads):
+            case Beat(loads, cuts):
                 self.roster.loads.update({n: load for n, load in loads.items() if n != self.name})
+                self.roster.cuts = cuts
             case Learned(name, cached):
                 self.roster.learn(name, cached)
 

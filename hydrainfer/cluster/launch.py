@@ -25,6 +25,10 @@ class Launcher(Protocol):
     revives: bool
     lost: str | None
 
+    @property
+    def trouble(self) -> str:
+        """The reason why all instances have ended and are being started again; "" if they are not."""
+
     def start(self, plans: Sequence[NodePlan], on_gone: Gone) -> None:
         """Begin to start all instances and return. Each sends `Hello` or `Failed` to the hub. Raises `ConfigError` if
         there is no room for them."""
@@ -52,6 +56,7 @@ class InProcess:
     def __init__(self, build: Callable[[NodePlan], Build]) -> None:
         self.revives = False
         self.lost: str | None = None
+        self.trouble = ""
         self.nodes: dict[str, Node] = {}
         self._build = build
         self._threads: dict[str, threading.Thread] = {}

@@ -20,13 +20,15 @@ from hydrainfer.core import Cached, ErrorInfo, InstanceStats, LifecycleEvent, Lo
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """One live incarnation of an instance. `suspect`: it was silent for a while, or is about to be restarted."""
+    """One live incarnation of an instance. `suspect`: it was silent for a while, or is about to be restarted. `host`:
+    see `Hello`; "" before the front has announced it."""
 
     name: str
     role: str
     incarnation: int
     address: str
     suspect: bool = False
+    host: str = ""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -59,7 +61,8 @@ class Moved(NamedTuple):
 class Report(msgspec.Struct, frozen=True, tag=True):
     """The results of a step, at `at_s`. `stats`: only at every beat. `cached`: changes of the prefix cache, from an
     instance that keeps KV. `n`: the number of the report, from 1; if a number is missing, a report was lost and its
-    sender is killed (0: not counted)."""
+    sender is killed (0: not counted). `cut`: the peers that it cannot reach; `stuck`: its requests that only those
+    could take."""
 
     name: str
     incarnation: int
@@ -71,6 +74,8 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     stats: InstanceStats | None = None
     n: int = 0
     cached: Cached | None = None
+    cut: tuple[str, ...] = ()
+    stuck: tuple[str, ...] = ()
 
 
 ToHub = Hello | Failed | Report
@@ -96,9 +101,10 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """The hub's heartbeat, with the load of each instance."""
+    """The hub's heartbeat, with the load of each instance and the peers that it cannot reach."""
 
     loads: dict[str, Load]
+    cuts: dict[str, tuple[str, ...]] = {}
 
 
 class Learned(msgspec.Struct, frozen=True, tag=True):

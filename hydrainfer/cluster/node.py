@@ -166,7 +166,7 @@ class Node(Instance):
             self._n_reports += 1
             lists = tuple(self.outputs), tuple(self._events), tuple(self.moves)
             stats = engine.stats(now) if now >= self.beat_at else None
-            said = now, *lists, engine.load(), stats, self._n_reports, engine.news()
+            said = now, *lists, engine.load(), stats, self._n_reports, engine.news(), *engine.out_of_reach(now)
             self._tell(Report(self.name, self.incarnation, *said))
         self._events.clear()
 

@@ -4,10 +4,13 @@ messages pass through Ray. This is the only file that imports ray, and only when
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import pickle
 import select
+import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -37,6 +40,9 @@ _NO_INCARNATION = -1
 _GONE_S = 2.0
 _CONNECT_S = 5.0
 _DAEMONS = {"gcs_server": "Ray's control process", "raylet": "Ray's node process"}
+_TROUBLE_S = 60.0  # so long after the end of Ray, it is the reason why an instance is not there
+_LOOK_S = 1.0  # how often it is checked that Ray's session is there
+_REVIVALS, _REVIVALS_S = 3, 600.0  # how often in how long a Ray of our own is started again
 _FREED_S = 3.0  # resources that were just released count as free by then
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -52,8 +58,8 @@ _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name: "thi
 class RayLauncher:
     """A launcher that runs every instance as a Ray actor. `build`: makes an instance's engine in the actor's process;
     must be picklable, and is unpickled after threads and cores are set. `address`: the Ray cluster to join. None starts
-    one in `folder`, which only this user of this machine can reach and which ends with this process. If this process is
-    already connected to a Ray cluster, that one is used."""
+    one in `folder`, which only this user of this machine can reach and which ends with this process; if it dies, it is
+    started again with its instances. If this process is already connected to a Ray cluster, that one is used."""
 
     def __init__(
         self, build: Callable[[NodePlan], Build], address: str | None = None, folder: RunFolder | None = None
@@ -68,12 +74,19 @@ class RayLauncher:
         self._closing = False
         self.session: Path | None = None
         self._connected = False
+        self._plans: Sequence[NodePlan] = ()
+        self._revived_s: list[float] = []  # when Ray was started again, lately
+        self._ended = ""  # why it had to be
         # Ray's daemons die with the thread that starts them. Ray sets signal handlers only if that is the main thread.
         self._keeper = ThreadPoolExecutor(1, "ray")
 
     def start(self, plans: Sequence[NodePlan], on_gone: Gone) -> None:
-        self._on_gone = on_gone
+        self._on_gone, self._plans = on_gone, plans
         self._keeper.submit(self._connect, plans).result()
+        self._launch(plans)
+
+    def _launch(self, plans: Sequence[NodePlan]) -> None:
+        """Make an actor of every instance. Raises `ConfigError` if there is no room for them."""
         import ray
 
         shares = self._place(plans)
@@ -89,6 +102,11 @@ class RayLauncher:
                 max_concurrency=_CALLS,
             )
             self.actors[plan.name] = options.remote(plan, self._build)
+
+    @property
+    def trouble(self) -> str:
+        lately = bool(self._revived_s) and time.monotonic() < self._revived_s[-1] + _TROUBLE_S
+        return self._ended if lately else ""
 
     def watch(self, name: str, incarnation: int) -> None:
         self._watched[name] = incarnation
@@ -132,28 +150,23 @@ class RayLauncher:
         if ray.is_initialized():
             return
         logging.getLogger("ray").setLevel(logging.ERROR)  # the server prints its own messages at start
-        common: dict[str, Any] = {
-            "namespace": f"hydrainfer-{uuid.uuid4().hex}",
-            "configure_logging": False,
-            "log_to_driver": True,
-        }
         if self._address is None:
-            self._start_own(len(plans), common)
+            self._start_own(len(plans))
             return
         _check_address(self._address)
         try:
-            ray.init(address=self._address, **common)
+            ray.init(address=self._address, **_common())
         except (ConnectionError, RuntimeError, ValueError) as e:
             raise _cannot_join(self._address, str(e).splitlines()[0]) from None
         self._connected = True
 
-    def _start_own(self, n_instances: int, common: Mapping[str, Any]) -> None:
+    def _start_own(self, n_instances: int) -> None:
         """Start a Ray that only this process uses, and watch its daemons. Raises `ConfigError`."""
         import ray
 
         assert self._folder is not None, "a Ray of our own needs a folder"
         try:
-            with _environment(_private_to(self._folder)):
+            with _environment(_private_to(self._folder)), _signal_kept(signal.SIGTERM):
                 _forget_token()  # an earlier run may have left one
                 ray.init(
                     address="local",
@@ -162,7 +175,7 @@ class RayLauncher:
                     object_store_memory=OBJECT_STORE_BYTES,
                     _node_ip_address="127.0.0.1",
                     _temp_dir=str(self._folder.ray),
-                    **common,
+                    **_common(),
                 )
         except Exception as e:  # it depends on what the machine lacks
             reason = " ".join(str(e).split())[:200]
@@ -170,10 +183,38 @@ class RayLauncher:
         self._connected = True
         node = ray._private.worker.global_worker.node
         self.session = Path(node.get_session_dir_path())
+        node.kill_monitor(check_alive=False)  # of the autoscaler; Ray has no option not to start these two
+        node.kill_dashboard(check_alive=False)
         daemons = {kind: node.all_processes[kind][0].process for kind in _DAEMONS}
-        threading.Thread(
-            target=self._watch_daemons, args=(self._folder, daemons), name="ray-daemons", daemon=True
-        ).start()
+        watched = daemons, self.session, self._folder
+        threading.Thread(target=self._watch_daemons, args=watched, name="ray-daemons", daemon=True).start()
+
+    def _revive(self, reason: str, folder: RunFolder) -> None:
+        """Start Ray again, and all instances, after it has ended for `reason`; too often: set `lost`."""
+        import ray
+
+        if self._closing:
+            return
+        now = time.monotonic()
+        self._revived_s = [at for at in self._revived_s if now - at < _REVIVALS_S]
+        self._ended = f"{reason}; Ray and the instances are started again"
+        self.actors.clear()
+        folder.end_processes()
+        if len(self._revived_s) == _REVIVALS:
+            self.lost = f"{reason}, the {_REVIVALS + 1}th time in {_REVIVALS_S / 60:.0f} minutes"
+            return
+        _log.error("%s", self._ended)
+        self._revived_s.append(now)
+        self._watched.clear()
+        try:
+            with _signal_kept(signal.SIGTERM):
+                ray.shutdown()
+            self._connected = False
+            shutil.rmtree(folder.ray, ignore_errors=True)
+            self._start_own(len(self._plans))
+            self._launch(self._plans)
+        except Exception as e:
+            self.lost = f"{reason}, and Ray could not be started again: {e}"
 
     def _end(self, deadline_s: float) -> None:
         if not self._connected and not self.actors:
@@ -232,20 +273,25 @@ class RayLauncher:
 
     # ---- deaths
 
-    def _watch_daemons(self, folder: RunFolder, daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
-        """Wait until one of the daemons ends, then set `lost` and kill the others. Without that daemon nothing can be
-        restarted, and Ray would end this process after a minute."""
+    def _watch_daemons(self, daemons: Mapping[str, subprocess.Popen[bytes]], session: Path, folder: RunFolder) -> None:
+        """Wait until one of the daemons ends or the session's directory is gone, then start Ray again. Without it no
+        instance can be restarted, and Ray would end this process after a minute."""
         poll, names = select.poll(), {os.pidfd_open(process.pid): kind for kind, process in daemons.items()}
         for fd in names:
             poll.register(fd, select.POLLIN)
-        kind = names[poll.poll()[0][0]]
-        if not self._closing:
-            code = daemons[kind].poll()
-            how = f"killed by signal {-code}" if code is not None and code < 0 else f"status {code}"
-            self.lost = f"{_DAEMONS[kind]} ({kind}) has ended ({how}), so no instance can be started any more"
-            folder.end_processes()
+        while not (ended := poll.poll(_LOOK_S * 1000)) and session.exists() and not self._closing:
+            pass
         for fd in names:
             os.close(fd)
+        reason = "the directory of Ray's session is gone"
+        if ended:
+            kind = names[ended[0][0]]
+            code = daemons[kind].poll()
+            how = f"killed by signal {-code}" if code is not None and code < 0 else f"status {code}"
+            reason = f"{_DAEMONS[kind]} ({kind}) has ended ({how})"
+        if not self._closing:
+            with suppress(RuntimeError):  # it was closed meanwhile
+                self._keeper.submit(self._revive, reason, folder)
 
     def _ask(self, name: str, incarnation: int) -> None:
         """Call `outlast` on the actor, which returns when this incarnation is over."""
@@ -277,6 +323,11 @@ class RayLauncher:
         if self._watched.get(name) == incarnation:
             del self._watched[name]
         self._on_gone(name, incarnation)
+
+
+def _common() -> dict[str, Any]:
+    """The options of every connection to Ray."""
+    return {"namespace": f"hydrainfer-{uuid.uuid4().hex}", "configure_logging": False, "log_to_driver": True}
 
 
 def _check_address(address: str) -> None:
@@ -316,6 +367,18 @@ def _wait_gone(pids: Sequence[int]) -> None:
 def _private_to(folder: RunFolder) -> dict[str, str | None]:
     """The environment variables of a Ray that only this run can use: its token is in `folder`, and no other is set."""
     return {**folder.guard(), "RAY_AUTH_TOKEN_PATH": str(folder.new_token()), "RAY_AUTH_TOKEN": None}
+
+
+@contextmanager
+def _signal_kept(number: int) -> Iterator[None]:
+    """Restore the handler of a signal after the block. Ray replaces that of SIGTERM when it starts and when it ends.
+    Works on any thread."""
+    action, libc = ctypes.create_string_buffer(512), ctypes.CDLL(None)  # larger than any `struct sigaction`
+    libc.sigaction(number, None, action)
+    try:
+        yield
+    finally:
+        libc.sigaction(number, action, None)
 
 
 @contextmanager

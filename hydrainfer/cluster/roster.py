@@ -13,7 +13,6 @@ prompt than the prefilling ones do, if fetching that part from there takes less 
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -21,7 +20,8 @@ import msgspec
 
 from hydrainfer.cluster.hashing import ring_of
 from hydrainfer.cluster.messages import Peer
-from hydrainfer.core import Cached, Load, Request, Role, Stage, split_chain
+from hydrainfer.cluster.prefixes import Prefixes
+from hydrainfer.core import Cached, Load, Request, Role, Stage
 
 Balancing = Literal["least_load", "round_robin", "random"]
 _HOP_S = 5e-3  # the cost of one more move (benchmarks/b08_migration.py)
@@ -32,7 +32,8 @@ _GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3, pull_s=5e-5)
 
 class Roster:
     """The instances of a layout. `roles`: the role of each one by name, running or not. `peers`: those that run.
-    `loads`: as last reported, plus the requests placed since."""
+    `loads`: as last reported, plus the requests placed since. `cuts`: the peers that an instance cannot reach, as last
+    reported."""
 
     def __init__(
         self, roles: Mapping[str, Role], balancing: Balancing = "least_load", rng: random.Random | None = None
@@ -40,13 +41,12 @@ class Roster:
         self.roles = dict(roles)
         self.peers: dict[str, Peer] = {}
         self.loads: dict[str, Load] = {}
+        self.cuts: dict[str, tuple[str, ...]] = {}
         self._balancing = balancing
         self._rng = rng or random.Random()
         self._n_chosen = 0
         self._chosen_at = dict.fromkeys(self.roles, 0)
-        self._prefixes: dict[str, set[bytes]] = {}  # by instance, the keys of the prefixes it has cached
-        self._block_tokens = 1
-        self._split: tuple[bytes, list[bytes]] = b"", []  # the last request's keys, joined and split
+        self._prefixes = Prefixes()
         self._able = {s: sorted(n for n, role in self.roles.items() if role.runs(s)) for s in Stage}
         self._there: dict[Stage, list[str]] = {s: [] for s in Stage}
         self._sound = self._there  # by stage, the running instances that are not suspect
@@ -59,7 +59,8 @@ class Roster:
         gone = [p for name, p in self.peers.items() if name not in now or now[name].incarnation != p.incarnation]
         for p in gone:
             self.loads.pop(p.name, None)
-            self._prefixes.pop(p.name, None)
+            self._prefixes.forget(p.name)
+            self.cuts.pop(p.name, None)
         self.peers = now
         self._there = {s: [n for n in names if n in now] for s, names in self._able.items()}
         self._sound = {s: [n for n in names if not now[n].suspect] for s, names in self._there.items()}
@@ -70,16 +71,12 @@ class Roster:
         return peer is not None and peer.incarnation == incarnation
 
     def learn(self, name: str, cached: Cached) -> None:
-        """Note the prefixes that the cache of an instance has gained and lost."""
-        held = self._prefixes.setdefault(name, set())
-        held.update(cached.added)
-        held.difference_update(cached.dropped)
-        self._block_tokens = cached.block_tokens
+        """Note the prefixes that the caches of an instance have gained and lost."""
+        self._prefixes.learn(name, cached)
 
     def learned(self) -> Iterator[tuple[str, Cached]]:
         """The known prefixes of each instance."""
-        for name, held in self._prefixes.items():
-            yield name, Cached(self._block_tokens, tuple(held))
+        return self._prefixes.learned()
 
     def hands_to(self, name: str, other: str) -> bool:
         """Whether `name` hands its requests to one of several prefilling instances, and `other` is one of those."""
@@ -87,22 +84,16 @@ class Roster:
         return len(prefill) > 1 and name not in prefill and other in prefill
 
     def found(self, request: Request, name: str) -> int:
-        """The number of tokens of the prompt that an instance has cached, as last reported. The last token of a prompt
-        is always computed anew, so it never counts."""
-        held = self._prefixes.get(name)
-        if not held or not request.keys:
-            return 0
-        if self._split[0] is not request.keys:  # called for several instances in a row
-            self._split = request.keys, split_chain(request.keys)[1:]
-        keys = self._split[1]
-        n = bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in held)
-        return min(n, (request.n_prompt - 1) // self._block_tokens) * self._block_tokens
+        """The number of tokens of the prompt that an instance need not compute, as last reported."""
+        return self._prefixes.found(request, name)
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
         names = [n for n in self._sound[stage] if n not in exclude]
         names = names or [n for n in self._there[stage] if n not in exclude]  # a suspect is better than none
         if not names:
             return None
+        if any(self.cuts.values()):
+            names = [n for n in names if self._leads_on(n, request, request.plan().index(stage))] or names
         delay = dict.fromkeys(names, 0.0)
         if self._balancing == "least_load" and len(names) > 1:
             delay = self._ways_s(names, request, request.plan().index(stage))
@@ -121,11 +112,27 @@ class Roster:
         self.loads[works] = self._with(works, request, stage)
         return name
 
+    def has_way(self, request: Request) -> bool:
+        """Whether the request can pass all its stages without a pair of instances that cannot reach each other."""
+        return any(self._leads_on(name, request, 0) for name in self._there[request.plan()[0]])
+
+    def _leads_on(self, name: str, request: Request, n: int) -> bool:
+        """Whether a request that is at step `n` of its plan at this instance can pass its later steps."""
+        role = self.roles[name]
+        for beyond, stage in enumerate(request.plan()):
+            if beyond > n and not role.runs(stage):
+                others = (other for other in self._there[stage] if not self._is_cut(name, other))
+                return any(self._leads_on(other, request, beyond) for other in others)
+        return True
+
+    def _is_cut(self, name: str, other: str) -> bool:
+        return other in self.cuts.get(name, ()) or name in self.cuts.get(other, ())
+
     def _past(self, encoder: str, request: Request, exclude: Collection[str]) -> str | None:
         """An instance that has computed all pictures of `request`, if it is ready before the encoder would be."""
         if self._balancing != "least_load" or not self._prefixes or not request.keys:
             return None
-        able = [n for n in self._sound[Stage.PREFILL] if n in self._prefixes and n not in exclude]
+        able = [n for n in self._sound[Stage.PREFILL] if n not in exclude]
         able = [n for n in able if self.found(request, n) >= request.media[-1].end]
         name = min(able, key=lambda n: self._prefill_s(n, request), default=None)
         if name is None or name == encoder:
@@ -137,7 +144,7 @@ class Roster:
         """The instance without prefill that keeps most of the prompt, and the prefilling one that is to fetch that
         part; None if entering `stage` at `name` takes less time. The keeper may have decoded a chat's last answer."""
         there = [n for n, p in self.peers.items() if n not in exclude and not p.suspect]
-        able = [n for n in there if n in self._prefixes and not self.roles[n].runs(Stage.PREFILL)]
+        able = [n for n in there if not self.roles[n].runs(Stage.PREFILL)]
         takers = [n for n in there if self.roles[n].runs(Stage.PREFILL)]
         if not able or not takers or self._balancing != "least_load":
             return None
@@ -145,7 +152,10 @@ class Roster:
         kept = self.found(request, keeper)
         if kept < (request.media[-1].end if request.media else 1):
             return None
-        taker = min(takers, key=lambda n: self._rest_s(n, request, kept))
+        reached = [n for n in takers if not self._is_cut(keeper, n)]
+        if not reached:
+            return None
+        taker = min(reached, key=lambda n: self._rest_s(n, request, kept))
         else_s = self._encode_s(name, request) if stage is Stage.ENCODE else 0.0
         if self.roles[name].runs(Stage.PREFILL):
             takers = [name]
@@ -169,7 +179,7 @@ class Roster:
 
     def _prefill_s(self, name: str, request: Request) -> float:
         """The seconds of work that an instance has, less those that its cached prefix of `request` saves."""
-        saved = self.found(request, name) if name in self._prefixes else 0
+        saved = self.found(request, name)
         return self._busy_s(name, request.n_prompt - saved) - saved * (self._load(name).token_s or _GUESS.token_s)
 
     def _busy_s(self, name: str, n_tokens: int) -> float:

@@ -23,6 +23,7 @@ from hydrainfer.core.errors import (
 )
 from hydrainfer.core.events import (
     Cached,
+    CachedKeys,
     ErrorInfo,
     EventKind,
     InstanceInfo,
@@ -66,6 +67,7 @@ __all__ = [
     "DEVICE_LOST",
     "Admit",
     "Cached",
+    "CachedKeys",
     "CheckpointError",
     "ConfigError",
     "Confirm",

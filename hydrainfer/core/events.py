@@ -105,13 +105,23 @@ class Load(msgspec.Struct, frozen=True):
         return self.n_tokens - sum(max(0, tokens - n * n_tokens) for n, tokens in self.sizes)
 
 
-class Cached(msgspec.Struct, frozen=True):
-    """The keys of prefixes (`core.chain`), in blocks of `block_tokens`, that an instance has computed or evicted since
-    its last report."""
+class CachedKeys(msgspec.Struct, frozen=True):
+    """The keys of prefixes (`core.chain`) that one cache has published or evicted since the last report.
+    `resume_blocks`: how many keys before a point must be there for a request to go on from that point; `chained`:
+    whether a key is there only if all before it are."""
 
-    block_tokens: int
+    resume_blocks: int = 1
+    chained: bool = True
     added: tuple[bytes, ...] = ()
     dropped: tuple[bytes, ...] = ()
+
+
+class Cached(msgspec.Struct, frozen=True):
+    """The news of all caches of an instance that limit where a request can go on, always in the same order. Their keys
+    are those of blocks of `block_tokens`."""
+
+    block_tokens: int
+    caches: tuple[CachedKeys, ...] = ()
 
 
 class InstanceStats(msgspec.Struct, frozen=True):

@@ -33,7 +33,8 @@ def owner_of(name: str, incarnation: int) -> str:
 class ExportHandle(msgspec.Struct, frozen=True):
     """The place where a peer finds the blocks of one cache. `owner`: the instance and its incarnation, by `owner_of`.
     `host`, `process`: equal to the reader's if it is the same host or process. `device`: cpu, or cuda:UUID. `ways`:
-    transport -> address."""
+    transport -> address. `offer`: the name under which the blocks are read while an offer is open; "" if the owner
+    cannot refuse a read."""
 
     owner: str
     host: str = ""
@@ -42,6 +43,7 @@ class ExportHandle(msgspec.Struct, frozen=True):
     n_blocks: int = 0
     block_bytes: int = 0
     ways: dict[str, str] = {}
+    offer: str = ""
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,10 +146,12 @@ class Confirm(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Target: copy `pull` (0: none was begun) is over. It reads nothing and waits for nothing any more."""
+    """Target: copy `pull` (0: none was begun) is over. It reads nothing and waits for nothing any more. `cut`: the copy
+    failed because the source could not be connected."""
 
     key: Key
     pull: int
+    cut: bool = False
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag=True):

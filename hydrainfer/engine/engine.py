@@ -356,6 +356,10 @@ class Engine:
         """The prefixes that came and went since the last call; the first call begins the record."""
         return self.scheduler.room.caches.news()
 
+    def out_of_reach(self, now: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The peers that cannot be reached, and the requests that only those could take."""
+        return (self.moves.cut(now), self.moves.stuck()) if self.moves is not None else ((), ())
+
     def load(self) -> Load:
         return self.costs.load(*backlog(self.scheduler))
 

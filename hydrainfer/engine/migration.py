@@ -4,7 +4,8 @@ Source, per (request, attempt):
     OFFERED ─Admit─> ADMITTED ─Landed─> RELEASED ─Release─> forgotten      the target's from RELEASED on
        └──────┬─────────┘
               ├─Reject, Release─> REJECTED, FAILED: choose again
-              └─lease over─> EXPIRED: choose again; its blocks wait in quarantine for the peer's Release or death
+              └─lease over─> EXPIRED: choose again; its blocks wait in quarantine for the peer's Release or death, or
+                             until reads are refused and none is running, if the peer reads over a socket
 
 Target:  OFFERED ─room─> ADMITTED ─copied─> LANDED ─Confirm(held)─> the scheduler's
 
@@ -53,12 +54,14 @@ _LIVE = (State.OFFERED, State.ADMITTED)
 class Timing(NamedTuple):
     """`lease_s`: an offer whose target is silent this long has expired. `renew_s`: how often a target renews offers.
     `resend_s`: how long until an unanswered message is sent again. `patience_s`: how long a request waits for a stage
-    that no instance runs now."""
+    that no instance runs now, or that no instance in reach runs. `cut_s`: how long a peer without a sign of life for a
+    whole lease, or without a connection, gets no offers."""
 
     lease_s: float = 10.0
     renew_s: float = 2.0
     resend_s: float = 1.0
     patience_s: float = 20.0
+    cut_s: float = 10.0
 
 
 class Send(NamedTuple):
@@ -74,11 +77,13 @@ class HandedOver(NamedTuple):
 
 
 class Retry(NamedTuple):
-    """The request is still here: choose again, without `peer`. `error`: why it could never run there."""
+    """The request is still here: choose again, without `peer`. `error`: why it could never run there; `cut`: the peer
+    is out of reach."""
 
     request_id: str
     peer: str
     error: ErrorInfo | None = None
+    cut: bool = False
 
 
 class Free(NamedTuple):
@@ -117,10 +122,10 @@ class _Outgoing:
 class Source:
     """The offers of this instance. A *hold* is one sequence's blocks at this instance; several attempts may read it,
     one after the other, and it is freed when it is closed (the request has moved, ended or starts again) and no peer
-    may still read."""
+    may still read. `end_reads`: see `PeerPuller.end_offer`; called with keys of offers whose handles are named."""
 
-    def __init__(self, timing: Timing) -> None:
-        self._timing = timing
+    def __init__(self, timing: Timing, end_reads: Callable[[Key], bool] = lambda _: True) -> None:
+        self._timing, self._end_reads = timing, end_reads
         self._offers: dict[Key, _Outgoing] = {}
         self._live: dict[str, Key] = {}  # request id -> its present offer
         self._readers: dict[int, int] = {}  # hold -> attempts whose peer may still read
@@ -161,10 +166,16 @@ class Source:
                 return self._landed(o, peer, key, pull, now)
             case Reject(error=error):
                 return self._over(o, error) if o is not None and o.state is not State.RELEASED else []
-            case Release(pull=pull):
+            case Release(pull=pull, cut=cut):
                 if o is None or (o.state is State.RELEASED and o.pull != pull):
                     return []
-                return self._over(o, None)
+                return self._over(o, None, cut)
+
+    def is_answered(self, peer: str, message: Message) -> bool:
+        """Whether the message is an answer to an open offer to that peer."""
+        keys = message.keys if isinstance(message, Renew) else (message.key,)
+        offers = (self._offers.get(key) for key in keys)
+        return any(o is not None and o.peer == peer and o.state in _LIVE for o in offers)
 
     def tick(self, now: float) -> list[Effect]:
         if now < self._due_at:
@@ -172,18 +183,24 @@ class Source:
         effects: list[Effect] = []
         for o in list(self._offers.values()):
             if o.state in _LIVE and o.lease_until <= now:
-                effects += [*self._withdraw(o, now), Retry(o.key[0], o.peer)]
+                effects += [*self._withdraw(o, now), Retry(o.key[0], o.peer, cut=True)]
+                effects += self._reclaim(o) or ()
+            elif o.lease_until <= now and o.state is State.RELEASED:
+                self._forget(o)  # the front begins the request again unless the peer has told it that it has it
             elif o.resend_at <= now and o.state is not State.ADMITTED:
-                o.resend_at = now + self._timing.resend_s
+                if o.state is State.EXPIRED and o.lease_until <= now and (freed := self._reclaim(o)) is not None:
+                    effects += freed
+                    continue
+                self._resend(o, now)
                 effects.append(Send(o.peer, self._last_word(o)))
         self._due_at = min(map(self._next_at, self._offers.values()), default=float("inf"))
         return effects
 
     @staticmethod
     def _next_at(o: _Outgoing) -> float:
-        if o.state not in _LIVE:
+        if o.state is State.EXPIRED:
             return o.resend_at
-        return min(o.lease_until, o.resend_at) if o.state is State.OFFERED else o.lease_until
+        return o.lease_until if o.state is State.ADMITTED else min(o.lease_until, o.resend_at)
 
     def peer_dead(self, peer: str) -> list[Effect]:
         """Note that the peer's process is gone, so that it reads nothing any more."""
@@ -201,7 +218,7 @@ class Source:
 
     def _landed(self, o: _Outgoing | None, peer: str, key: Key, pull: int, now: float) -> list[Effect]:
         if o is not None and o.state in _LIVE:
-            o.state, o.pull = State.RELEASED, pull
+            o.state, o.pull, o.lease_until = State.RELEASED, pull, now + self._timing.lease_s
             self._resend(o, now)
             del self._live[key[0]]
             self._closed.add(o.hold)
@@ -226,6 +243,8 @@ class Source:
 
     def _resend(self, o: _Outgoing, now: float) -> None:
         o.resend_at = now + self._timing.resend_s
+        if o.state is State.EXPIRED and now < o.lease_until:  # when the blocks may be taken back
+            o.resend_at = min(o.resend_at, o.lease_until)
         self._due_at = min(self._due_at, o.resend_at)
 
     @staticmethod
@@ -234,15 +253,25 @@ class Source:
             return o.message
         return Confirm(o.key, o.pull, True) if o.state is State.RELEASED else Withdraw(o.key)
 
-    def _over(self, o: _Outgoing, error: ErrorInfo | None) -> list[Effect]:
-        """Note that the peer has no more to do with this attempt."""
+    def _reclaim(self, o: _Outgoing) -> list[Effect] | None:
+        """Take the blocks of an expired offer back. Returns None if its reads cannot be refused, or one is running."""
+        reclaims = _is_named(o.message.handoff) and self._end_reads(o.key)
+        return self._over(o, None) if reclaims else None
+
+    def _forget(self, o: _Outgoing) -> None:
         del self._offers[o.key]
+        if _is_named(o.message.handoff):
+            self._end_reads(o.key)
+
+    def _over(self, o: _Outgoing, error: ErrorInfo | None, cut: bool = False) -> list[Effect]:
+        """Note that the peer has no more to do with this attempt."""
+        self._forget(o)
         if o.state is State.RELEASED:
             return []
         effects = self._reader_gone(o.hold)
         if o.state in _LIVE:
             del self._live[o.key[0]]
-            effects.append(Retry(o.key[0], o.peer, error))
+            effects.append(Retry(o.key[0], o.peer, error, cut))
         return effects
 
     def _reader_gone(self, hold: int) -> list[Effect]:
@@ -257,6 +286,11 @@ class Source:
         return [Free(hold)]
 
 
+def _is_named(handoff: Handoff) -> bool:
+    """Whether every read of the offered blocks names the offer, so that it can be refused."""
+    return all(handle.offer for handle in handoff.exports.values())
+
+
 @dataclass(slots=True)
 class _Incoming:
     handoff: Handoff
@@ -265,6 +299,7 @@ class _Incoming:
     pull: int = 0
     withdrawn: bool = False
     resend_at: float = 0.0
+    lease_until: float = 0.0  # once it is LANDED
 
 
 def _order(handoff: Handoff) -> tuple[float, int]:
@@ -335,20 +370,22 @@ class Target:
         self._waiting[i.handoff.stage].remove(i.handoff)
         return [Send(i.peer, Reject(key, error))]
 
-    def pulled(self, key: Key, ok: bool, now: float) -> list[Effect]:
-        """Note that a request's copy is complete (`ok`) or has failed."""
+    def pulled(self, key: Key, ok: bool, now: float, cut: bool = False) -> list[Effect]:
+        """Note that a request's copy is complete (`ok`) or has failed. `cut`: for want of a connection."""
         i = self._offers[key]
         if i.withdrawn or not ok:
             del self._offers[key]
-            return [Drop(key), Send(i.peer, Release(key, i.pull))]
-        i.state, i.resend_at = State.LANDED, now + self._timing.resend_s
+            return [Drop(key), Send(i.peer, Release(key, i.pull, cut))]
+        i.state, i.resend_at, i.lease_until = State.LANDED, now + self._timing.resend_s, now + self._timing.lease_s
         self._landed[key] = i
         return [Send(i.peer, Landed(key, i.pull))]
 
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for key, i in self._landed.items() if self._landed else ():
-            if i.resend_at <= now:
+        for key, i in list(self._landed.items()) if self._landed else ():
+            if i.lease_until <= now:  # the source is out of reach; if it let go, the front begins the request again
+                effects += self._call_off(key, i)
+            elif i.resend_at <= now:
                 i.resend_at = now + self._timing.resend_s
                 effects.append(Send(i.peer, Landed(key, i.pull)))
         if self._renew_at <= now:
@@ -367,7 +404,7 @@ class Target:
     def wake_at(self) -> float:
         if not self._landed:
             return self._renew_at
-        return min([self._renew_at, *(i.resend_at for i in self._landed.values())])
+        return min([self._renew_at, *(min(i.resend_at, i.lease_until) for i in self._landed.values())])
 
     def __len__(self) -> int:
         return len(self._offers)

@@ -33,7 +33,7 @@ from hydrainfer.core import (
     owner_of,
 )
 from hydrainfer.engine.migration import Drop, Effect, Free, HandedOver, Land, Retry, Send, Source, Target, Timing
-from hydrainfer.engine.ports import CopyTicket, PeerLink, Placement, Puller
+from hydrainfer.engine.ports import CopyTicket, PeerLink, PeerPuller, Placement
 from hydrainfer.scheduler import Scheduler
 
 _ASK_AGAIN_S = 0.05  # when no instance of a stage takes a request
@@ -90,6 +90,8 @@ class _Departure:
     exclude: set[str] = field(default_factory=set)
     error: ErrorInfo | None = None
     recalled: bool = False  # its KV was kept here, and may be computed again instead
+    n_cut: int = 0  # the peers in a row that were out of reach
+    stuck: bool = False  # all peers of its stage are out of reach
 
 
 class Moves:
@@ -103,14 +105,16 @@ class Moves:
         scheduler: Scheduler,
         placement: Placement,
         link: PeerLink,
-        puller: Puller,
+        puller: PeerPuller,
         timing: Timing | None = None,
     ) -> None:
         timing = timing or Timing()
         self.name, self.incarnation = name, incarnation
         self._timing = timing
         self._scheduler, self._placement, self._link, self._puller = scheduler, placement, link, puller
-        self.source, self._target = Source(timing), Target(timing, scheduler.rank_of)
+        self.source = Source(timing, lambda key: puller.end_offer(_offer_name(key)))
+        self._target = Target(timing, scheduler.rank_of)
+        self._cut: dict[str, float] = {}  # peers that did not answer the last offer -> until when they get no other
         self._inbox: list[Parcel] = []
         self._dead: set[tuple[str, int]] = set()  # (peer, incarnation); their messages are ignored
         self._outbox: dict[str, list[Message]] = {}
@@ -119,7 +123,7 @@ class Moves:
         self._holds: dict[int, Lease | None] = {}
         self._n_holds = 0
         self._copies: dict[Key, CopyTicket] = {}
-        self._copied: dict[Key, tuple[float, int]] = {}  # by copy: when it began, and its tokens of KV
+        self._copied: dict[Key, tuple[str, float, int]] = {}  # by copy: its source, when it began, its tokens of KV
         self._copies_at = _NEVER  # when the first may be done; -infinity if one does not know
         self._being_pulled: dict[bytes, Key] = {}  # shared content -> the arrival that brings it
         self._cancelled: dict[str, None] = {}  # the latest ids that were cancelled while they were not here
@@ -155,10 +159,12 @@ class Moves:
             done = copy.poll(now)
             if done is not None:
                 del self._copies[key]
-                began_s, n_tokens = self._copied.pop(key)
+                peer, began_s, n_tokens = self._copied.pop(key)
                 if done and n_tokens:
                     self._moves.append(Pulled(n_tokens, now - began_s))
-                self._do(self._target.pulled(key, done, now), now)
+                if copy.cut:
+                    self._cut[peer] = now + self._timing.cut_s
+                self._do(self._target.pulled(key, done, now, copy.cut), now)
         self._copies_at = min(map(_done_at, self._copies.values()), default=_NEVER)
 
     def depart(self, seq: LiveSequence, now: float) -> None:
@@ -185,6 +191,15 @@ class Moves:
             self._link.send(peer, Parcel(self.name, self.incarnation, tuple(messages), load))
         self._outbox.clear()
 
+    def cut(self, now: float) -> tuple[str, ...]:
+        """The peers that are out of reach. The next offer may find out that one is not, but other instances should
+        avoid the pair until then, or for a lease if there is no such offer."""
+        return tuple(peer for peer, until in self._cut.items() if now < until + self._timing.lease_s)
+
+    def stuck(self) -> tuple[str, ...]:
+        """The requests that should begin elsewhere, if they can, because peers of their stage are out of reach."""
+        return tuple(name for name, d in self._out.items() if d.stuck or d.n_cut > 1) if self._cut else ()
+
     def close(self, request_id: str, now: float) -> None:
         """Note that the request ends here: its offer is withdrawn, and its blocks come back when nobody reads them."""
         departure = self._out.pop(request_id, None)
@@ -206,6 +221,7 @@ class Moves:
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         """Note that the peer's process is gone."""
         self._dead.add((peer, incarnation))
+        self._mend(peer)
         for _, handoff in self._target.waiting():
             if handoff.source == peer:
                 self._scheduler.forget_blocked(handoff.request.id)
@@ -241,6 +257,8 @@ class Moves:
 
     def _handle(self, peer: str, message: Message, now: float) -> None:
         if isinstance(message, _TO_SOURCE):
+            if peer in self._cut and self.source.is_answered(peer, message):
+                self._mend(peer)
             self._do(self.source.handle(peer, message, now), now)
             return
         if isinstance(message, Withdraw):
@@ -256,15 +274,12 @@ class Moves:
                     seq = self._out.pop(request_id).seq
                     self._scheduler.cancel(request_id)  # forgets it; its blocks are not its own any more
                     self._moves.append(Left(request_id, peer, seq.hops + 1))
-                case Retry(request_id, peer, error):
+                case Retry(request_id, peer, error, cut):
+                    if cut:
+                        self._cut[peer] = now + self._timing.cut_s
                     departure = self._out.get(request_id)
                     if departure is not None:
-                        departure.exclude.add(peer)
-                        if departure.recalled and self._forsake(departure, error, now):
-                            continue
-                        departure.error, departure.try_at = error or departure.error, now
-                        departure.give_up_at = now + self._timing.patience_s
-                        self._unplaced[request_id] = departure
+                        self._retry(departure, peer, error, cut, now)
                 case Free(hold):
                     lease = self._holds.pop(hold)
                     if lease is not None:
@@ -278,15 +293,39 @@ class Moves:
                     self._forget_pull(key)
                     self._scheduler.drop_arrival(key[0])
 
+    def _mend(self, peer: str) -> None:
+        """Note that the peer answers again, or is another one."""
+        if self._cut.pop(peer, None) is not None:
+            for departure in self._out.values():
+                departure.n_cut = 0
+
+    def _retry(self, d: _Departure, peer: str, error: ErrorInfo | None, cut: bool, now: float) -> None:
+        """Prepare to offer a request to another peer. Its patience begins anew if `peer` has refused it, and only once
+        if peers are out of reach one after the other."""
+        if not cut:
+            d.exclude.add(peer)
+        if d.recalled and self._forsake(d, error, now):
+            return
+        d.error, d.try_at = error or d.error, now
+        if not (cut and d.n_cut):
+            d.give_up_at = now + self._timing.patience_s
+        d.n_cut = d.n_cut + 1 if cut else 0
+        self._unplaced[d.seq.id] = d
+
     def _place(self, d: _Departure, now: float) -> None:
-        seq = d.seq
-        peer = self._placement.choose(seq.request, seq.stage, {self.name, *d.exclude})
+        seq, cut, peer = d.seq, [peer for peer, until in self._cut.items() if now < until], None
+        if not d.n_cut or now < d.give_up_at:
+            peer = self._placement.choose(seq.request, seq.stage, {self.name, *d.exclude, *cut})
+        d.stuck = peer is None and bool(cut) and not d.exclude
         if peer is not None:
             seq.attempt += d.offered
             d.offered = True
             del self._unplaced[seq.id]
             blocks = self._scheduler.room.offered(seq)
-            handoff = Handoff.of(seq, blocks, self.name, self.incarnation, self._puller.exports)
+            if peer in self._cut:  # this offer alone finds out whether the peer answers again
+                self._cut[peer] = now + self._timing.lease_s + self._timing.resend_s
+            exports = self._puller.offer(_offer_name((seq.id, seq.attempt)), self._link.host_of(peer))
+            handoff = Handoff.of(seq, blocks, self.name, self.incarnation, exports)
             self._do(self.source.offer(handoff, peer, d.hold, now), now)
         elif d.error is not None:
             self._strand(d, d.error.exception())
@@ -371,12 +410,17 @@ class Moves:
         for spec, (_, into) in pulls.items():
             self.blocks_pulled[origin_of(spec)] += len(into)
         copy = self._copies[key] = self._puller.pull({spec: handoff.exports[origin_of(spec)] for spec in pulls}, pulls)
-        self._copied[key] = now, self._scheduler.room.tokens_of(pulls)
+        self._copied[key] = handoff.source, now, self._scheduler.room.tokens_of(pulls)
         self._copies_at = min(self._copies_at, _done_at(copy))
 
     def _forget_pull(self, key: Key) -> None:
         for brought in [b for b, by in self._being_pulled.items() if by == key]:
             del self._being_pulled[brought]
+
+
+def _offer_name(key: Key) -> str:
+    """The name under which a peer reads the blocks of an offer."""
+    return f"{key[0]}/{key[1]}"
 
 
 def _done_at(copy: CopyTicket) -> float:

@@ -55,9 +55,16 @@ class PeerLink(Protocol):
     def send(self, peer: str, parcel: Parcel) -> None:
         """Hand the parcel over and return; it may be lost if the peer is gone."""
 
+    def host_of(self, peer: str) -> str:
+        """The identity of the peer's machine; "" if it is not known."""
+
 
 class CopyTicket(Protocol):
     """One copy in flight."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether the copy failed because the peer could not be connected."""
 
     def poll(self, now: float) -> bool | None:
         """True once every byte is there, False if the copy failed and nothing writes any more, None while it runs.
@@ -83,6 +90,18 @@ class Puller(Protocol):
 
     def close(self) -> None:
         """End running copies, which count as failed, and free threads."""
+
+
+class PeerPuller(Puller, Protocol):
+    """A `Puller` that also decides who may read this instance's caches."""
+
+    def offer(self, name: str, host: str) -> dict[str, ExportHandle]:
+        """The handles by which a peer on machine `host` may read the blocks of one offer. If every way to them is over
+        a socket, the handles name the offer, and reads are served until `end_offer`."""
+
+    def end_offer(self, name: str) -> bool:
+        """Refuse all further reads of an offer that handles name. Returns whether none is running any more; those that
+        are end soon. Safe to repeat."""
 
 
 class EngineHandle(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+import msgspec
 import torch
 
 from hydrainfer.core import ConfigError, ExportHandle
@@ -90,6 +91,19 @@ class Exports:
                 assert self._server is not None
                 return f"{self._server.address}/{spec}"
 
+    def offer(self, name: str, host: str) -> dict[str, ExportHandle]:
+        """See `engine.PeerPuller.offer`. A peer on another machine is offered sockets only."""
+        ways = {spec: _ways_to(host, handle) for spec, handle in self.handles.items()}
+        if self._server is None or not all(w.keys() <= set(OVER_SERVER) for w in ways.values()):
+            return self.handles  # memory that the peer maps
+        self._server.open_offer(name)
+        replace = msgspec.structs.replace
+        return {spec: replace(handle, ways=ways[spec], offer=name) for spec, handle in self.handles.items()}
+
+    def end_offer(self, name: str) -> bool:
+        """See `engine.PeerPuller.end_offer`."""
+        return self._server is None or self._server.end_offer(name)
+
     def close(self) -> None:
         """End all exports, threads and connections. A peer that has mapped a store may go on reading. Safe to
         repeat."""
@@ -118,6 +132,13 @@ def _not_shared(stores: Mapping[str, BlockStore]) -> str:
     except ConfigError as e:
         return str(e)
     return ""
+
+
+def _ways_to(host: str, handle: ExportHandle) -> dict[str, str]:
+    """The ways that a peer on this machine ("": unknown) can use."""
+    if host in ("", handle.host):
+        return handle.ways
+    return {name: way for name, way in handle.ways.items() if name in OVER_SERVER}
 
 
 def _check_server(host: str, secret: bytes) -> None:

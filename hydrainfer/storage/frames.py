@@ -17,11 +17,13 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
-    """Target: asks for these (first block, number of blocks) of a cache over this connection."""
+    """Target: asks for these (first block, number of blocks) of a cache over this connection. `offer`: as in
+    `ExportHandle`."""
 
     spec: str
     block_bytes: int
     pieces: tuple[tuple[int, int], ...]
+    offer: str = ""
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -38,6 +40,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
     spec: str
     block_bytes: int
     pieces: tuple[tuple[int, int], ...]
+    offer: str = ""
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):

@@ -13,18 +13,19 @@ import torch
 from hydrainfer.core import ExportHandle
 from hydrainfer.storage.exports import Exports
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import Transport, TransportError, compute_alone
+from hydrainfer.storage.transport import Transport, TransportError, Unreachable, compute_alone
 
 _log = logging.getLogger(__name__)
 
 
 class Copy:
-    """A copy in flight; an `engine.ports.CopyTicket`. The copying thread sets `done` once."""
+    """A copy in flight; an `engine.ports.CopyTicket`. The copying thread sets `done` once, after `cut`."""
 
-    __slots__ = ("done",)
+    __slots__ = ("cut", "done")
 
     def __init__(self) -> None:
         self.done: bool | None = None
+        self.cut = False
 
     def poll(self, now: float) -> bool | None:  # noqa: ARG002 - a modelled copy needs the time
         return self.done
@@ -40,8 +41,8 @@ class _PullJob(NamedTuple):
 
 
 class StorePuller:
-    """An `engine.ports.Puller` with a thread per peer, so that a hanging peer delays no other. It calls `wake()` after
-    each copy. `close` also closes `exports` and `transport`."""
+    """An `engine.ports.PeerPuller` with a thread per peer, so that a hanging peer delays no other. It calls `wake()`
+    after each copy. `close` also closes `exports` and `transport`."""
 
     def __init__(
         self,
@@ -71,6 +72,12 @@ class StorePuller:
             self._peers[owner] = _PeerThread(owner, self._stores, self._transport, self._wake)
         self._peers[owner].put(_PullJob(sources, pulls, copy))
         return copy
+
+    def offer(self, name: str, host: str) -> dict[str, ExportHandle]:
+        return self._offers.offer(name, host)
+
+    def end_offer(self, name: str) -> bool:
+        return self._offers.end_offer(name)
 
     def forget(self, owner: str) -> None:
         self._gone.add(owner)
@@ -133,6 +140,7 @@ class _PeerThread:
             for spec, (source_ids, ids) in pull.pulls.items():
                 self._transport.copy(pull.sources[spec], source_ids, self._stores[spec], ids)
         except TransportError as e:
+            pull.copy.cut = isinstance(e, Unreachable)
             _log.warning("no blocks from %s: %s", self._owner, e)
         except Exception:
             _log.exception("a copy of blocks from %s failed", self._owner)

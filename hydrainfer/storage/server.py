@@ -6,7 +6,10 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 
@@ -24,7 +27,8 @@ _STRANGERS = 32  # the most connections in their handshake; one more ends the ol
 
 class BlockServer:
     """The block server of an instance. One thread accepts, and one per connection serves. `address` is HOST:PORT with a
-    free port. Connections without the secret are cut off, delay nobody and do not fill the log."""
+    free port. Connections without the secret are cut off, delay nobody and do not fill the log. A read that names an
+    offer is served while that offer is open."""
 
     def __init__(
         self,
@@ -41,6 +45,8 @@ class BlockServer:
         self._lock = threading.Lock()
         self._threads: dict[PeerSocket, threading.Thread] = {}
         self._strangers: list[PeerSocket] = []
+        self._offers: set[str] = set()
+        self._reading: defaultdict[str, set[PeerSocket]] = defaultdict(set)  # by offer
         self._closed = False
         self._listener = new_socket(host)
         try:
@@ -52,6 +58,34 @@ class BlockServer:
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._accept, name=f"hydrainfer-blocks-{owner}", daemon=True)
         self._accepting.start()
+
+    def open_offer(self, name: str) -> None:
+        with self._lock:
+            self._offers.add(name)
+
+    def end_offer(self, name: str) -> bool:
+        """Refuse further reads of an offer, and cut those that are running. Returns whether none is left."""
+        with self._lock:
+            self._offers.discard(name)
+            reading = list(self._reading.get(name, ()))
+        for connection in reading:
+            connection.abort()
+        return not reading
+
+    @contextmanager
+    def _reads(self, connection: PeerSocket, offer: str) -> Iterator[None]:
+        """Surrounds the reading of an offer's blocks. Raises `TransportError` if the offer is over."""
+        with self._lock:
+            if offer and offer not in self._offers:
+                raise TransportError("the offer of these blocks is over")
+            self._reading[offer].add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reading[offer].discard(connection)
+                if not self._reading[offer]:
+                    del self._reading[offer]
 
     def close(self) -> None:
         """Cut all connections and end all threads. Safe to repeat."""
@@ -132,18 +166,21 @@ class BlockServer:
             connection.limit(None)
             request = connection.receive()
             connection.limit(self._timeout_s, each=True)
-            try:
-                match request:
-                    case Read(spec, block_bytes, pieces):
-                        store = find(self._stores, spec, block_bytes, pieces)
-                    case Join(backend) if backend in self._backends:
-                        serve_group(connection, self._backends[backend], self._stores, self._timeout_s)
-                        return
-                    case _:
-                        raise TransportError(f"not served here: {type(request).__name__}")
-            except TransportError as e:
-                connection.send(Refused(str(e)))
-                raise
-            connection.send(Granted())
-            for views in outgoing(store, pieces):
-                connection.drain(views)
+            with ExitStack() as reading:
+                try:
+                    match request:
+                        case Read(spec, block_bytes, pieces, offer):
+                            store = find(self._stores, spec, block_bytes, pieces)
+                            reading.enter_context(self._reads(connection, offer))
+                        case Join(backend) if backend in self._backends:
+                            reads = partial(self._reads, connection)
+                            serve_group(connection, self._backends[backend], self._stores, self._timeout_s, reads)
+                            return
+                        case _:
+                            raise TransportError(f"not served here: {type(request).__name__}")
+                except TransportError as e:
+                    connection.send(Refused(str(e)))
+                    raise
+                connection.send(Granted())
+                for views in outgoing(store, pieces):
+                    connection.drain(views)

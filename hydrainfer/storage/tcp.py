@@ -32,7 +32,7 @@ class TcpTransport(PeerTransport["_Lines"]):
             return
         try:
             with self._peers.use(source.owner, lambda: _Lines(source.owner, address, self._secret, self._n)) as lines:
-                lines.read(spec, pieces, store, self._timeout_s)
+                lines.read(spec, pieces, store, self._timeout_s, source.offer)
         except OSError as e:
             raise TransportError(f"{source.owner}: {e}") from e
 
@@ -44,24 +44,25 @@ class _Lines:
         self._lines = [BlockClient(owner, address, secret) for _ in range(n)]
         self._threads = ThreadPoolExecutor(max(1, n - 1), f"hydrainfer-tcp-{owner}")
 
-    def read(self, spec: str, pieces: list[BlockRun], store: BlockStore, timeout_s: float) -> None:
+    def read(self, spec: str, pieces: list[BlockRun], store: BlockStore, timeout_s: float, offer: str) -> None:
         n_bytes = sum(p.n for p in pieces) * store.spec.block_bytes
         n = len(self._lines) if n_bytes > _ALONE_BYTES else 1
         first, *others = zip(self._lines, shares(pieces, n))
-        beside = [self._threads.submit(self._guarded, line, spec, share, store, timeout_s) for line, share in others]
+        what = store, timeout_s, offer
+        beside = [self._threads.submit(self._guarded, line, spec, share, *what) for line, share in others]
         try:
-            self._guarded(first[0], spec, first[1], store, timeout_s)
+            self._guarded(first[0], spec, first[1], *what)
         finally:
             wait(beside)  # no thread may write after this
         for future in beside:
             future.result()
 
     def _guarded(
-        self, line: BlockClient, spec: str, pieces: list[BlockRun], store: BlockStore, timeout_s: float
+        self, line: BlockClient, spec: str, pieces: list[BlockRun], store: BlockStore, timeout_s: float, offer: str
     ) -> None:
         try:
             with torch.inference_mode():
-                _read(line.open(timeout_s), spec, pieces, store)
+                _read(line.open(timeout_s), spec, pieces, store, offer)
         except BaseException:
             self.abort()  # the other connections need not go on
             raise
@@ -76,10 +77,10 @@ class _Lines:
             line.close()
 
 
-def _read(connection: PeerSocket, spec: str, pieces: list[BlockRun], store: BlockStore) -> None:
+def _read(connection: PeerSocket, spec: str, pieces: list[BlockRun], store: BlockStore, offer: str) -> None:
     for start in range(0, len(pieces), MAX_PIECES):
         some = pieces[start : start + MAX_PIECES]
-        connection.send(Read(spec, store.spec.block_bytes, tuple((p.first, p.n) for p in some)))
+        connection.send(Read(spec, store.spec.block_bytes, tuple((p.first, p.n) for p in some), offer))
         if not isinstance(connection.receive(), Granted):
             raise TransportError("the peer answered something else")
         with closing(incoming(store, [(p.into, p.n) for p in some])) as places:

@@ -13,7 +13,7 @@ makes a new one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -121,8 +121,15 @@ def _do(call: Callable[[], None]) -> None:
         raise TransportError(problem)
 
 
-def serve_group(connection: PeerSocket, backend: Backend, stores: Mapping[str, BlockStore], timeout_s: float) -> None:
-    """Serve the source's side of a group until the target leaves."""
+def serve_group(
+    connection: PeerSocket,
+    backend: Backend,
+    stores: Mapping[str, BlockStore],
+    timeout_s: float,
+    reads: Callable[[str], AbstractContextManager[None]],
+) -> None:
+    """Serve the source's side of a group until the target leaves. `reads`: surrounds the transfer of an offer's blocks,
+    and raises if it is over."""
     connection.send(Granted())
     try:
         group = Group(backend, _SOURCE, connection, timeout_s)
@@ -138,9 +145,10 @@ def serve_group(connection: PeerSocket, backend: Backend, stores: Mapping[str, B
                 raise TransportError(f"not the pull after {seq}: {request}")
             seq = request.seq
             store = find(stores, request.spec, request.block_bytes, request.pieces)
-            connection.send(Granted())
-            group.post(store, list(request.pieces))
-            group.finish(store.device)
+            with reads(request.offer):
+                connection.send(Granted())
+                group.post(store, list(request.pieces))
+                group.finish(store.device)
             connection.send(Sent(seq))
     finally:
         group.drop()
@@ -159,7 +167,7 @@ class TwoSidedTransport(PeerTransport["_Receiver"]):
         make = lambda: _Receiver(BlockClient(source.owner, address, self._secret), self._backend, self._timeout_s)  # noqa: E731
         try:
             with self._peers.use(source.owner, make) as receiver:
-                receiver.pull(spec, pieces, store)
+                receiver.pull(spec, pieces, store, source.offer)
         except (OSError, RuntimeError) as e:
             raise TransportError(f"{source.owner}: {e}") from e
 
@@ -172,13 +180,14 @@ class _Receiver:
         self._group: Group | None = None
         self._seq = 0
 
-    def pull(self, spec: str, pieces: list[BlockRun], store: BlockStore) -> None:
+    def pull(self, spec: str, pieces: list[BlockRun], store: BlockStore, offer: str) -> None:
         connection = self._line.open(self._timeout_s)
         group = self._group or self._join(connection)
         for start in range(0, len(pieces), MAX_PIECES):
             some = pieces[start : start + MAX_PIECES]
             self._seq += 1
-            connection.send(Pull(self._seq, spec, store.spec.block_bytes, tuple((p.first, p.n) for p in some)))
+            runs = tuple((p.first, p.n) for p in some)
+            connection.send(Pull(self._seq, spec, store.spec.block_bytes, runs, offer))
             _expect(group.store.message(), Granted())
             group.post(store, [(p.into, p.n) for p in some])
             _expect(group.store.message(), Sent(self._seq))

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from hydrainfer.storage.frames import Attach, Frame, decode, encode, length
-from hydrainfer.storage.transport import TransportError
+from hydrainfer.storage.transport import TransportError, Unreachable
 
 MAGIC = b"hydra/1\n"
 HANDSHAKE_S = 2.0
@@ -174,7 +174,8 @@ class BlockClient:
         self._aborted = False
 
     def open(self, timeout_s: float) -> PeerSocket:
-        """The connection. It fails if no bytes are received or sent for `timeout_s`."""
+        """The connection. It fails if no bytes are received or sent for `timeout_s`. Raises `Unreachable` if it cannot
+        be made."""
         connection = self._connection
         if connection is not None:
             connection.limit(timeout_s, each=True)
@@ -183,7 +184,10 @@ class BlockClient:
         if self._aborted:
             raise TransportError("given up")
         connection.limit(min(timeout_s, HANDSHAKE_S))
-        connection.connect(self._address)
+        try:
+            connection.connect(self._address)
+        except OSError as e:
+            raise Unreachable(f"{self._owner} cannot be connected: {e}") from e
         enter(connection, self._secret, self._owner)
         connection.limit(timeout_s, each=True)
         return connection

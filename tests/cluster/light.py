@@ -25,6 +25,8 @@ class Arithmetic:
 
 
 class Done:
+    cut = False
+
     def poll(self, now):
         return True
 
@@ -38,6 +40,12 @@ class NothingToPull:
 
     def pull(self, sources, pulls):
         return Done()
+
+    def offer(self, name, host):
+        return self.exports
+
+    def end_offer(self, name):
+        return False
 
     def forget(self, owner):
         pass

@@ -25,6 +25,7 @@ class Processes:
         self.lost = None
         self.pids = {}
         self.revives = self.restarts = True
+        self.trouble = ""
         self._build = build
         self._plans = {}
         self._processes = {}

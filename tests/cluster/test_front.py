@@ -386,3 +386,24 @@ def test_who_only_counts_does_not_stop_who_serves(caplog):
     rig.submit()
     rig.says("EPD0", out(0, *ANSWER, finish="length"))
     assert rig.tokens() == ANSWER and "no such metric" in caplog.text
+
+
+def test_members_are_told_on_which_machine_each_one_is():
+    """Whoever offers blocks to a peer must know whether it can map this machine's memory."""
+    rig = Rig("P0", "D0")
+    rig.hello("D0")
+    (members,) = [o for o in rig.front.orders()["P0"] if isinstance(o, Members)][-1:]
+    assert {p.host for p in members.peers} == {"host"}
+
+
+def test_a_handover_that_the_taker_never_confirms_is_begun_again():
+    rig = Rig("P0", "D0")
+    rig.submit()
+    rig.says("P0", moved=[rig.gives("P0", "D0", 1)])
+    rig.submitted()
+    rig.wait(PULSE.handover_s - 1.0)
+    assert rig.submitted() == []
+    rig.wait(2.0)
+    assert rig.submitted() == [("P0", "r~1", [])] and "r" in rig.cancelled
+    rig.says("D0", moved=[rig.gives("P0", "D0", 1)])
+    assert rig.tokens() == [], "the old life is not heard any more"

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from hydrainfer.core import EventKind, Lane
@@ -250,4 +250,33 @@ def test_what_a_preempted_request_finds_of_itself_was_not_cached(layout):
         assert cluster.tokens(r.id) == expected_tokens(r)
         said = [o.n_cached for o in cluster.outputs if o.request_id == r.id]
         assert max(said) < r.n_prompt
+    cluster.check_whole()
+
+
+KINDS = {"window": {WINDOW: 400}, "state": {STATE: 400}, "both": {WINDOW: 400, STATE: 400}}
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "2EPD", "1E2P1D", "1EP1D", "1ED1P"])
+@pytest.mark.parametrize("kinds", KINDS)
+@settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(tree=turns)
+def test_what_the_front_promises_of_hybrids_is_found(layout, kinds, tree):
+    """With room for everything. More may be found: an instance that is alone in its stage is not asked."""
+    cluster, promised = Cluster(layout, kv_blocks=2000, embed_blocks=200, more=KINDS[kinds]), {}
+    cluster.copy_s = 0.1
+    for roster in (cluster.front.roster, *(node.roster for node in cluster.nodes.values())):
+
+        def choose(request, stage, exclude, roster=roster, asked=roster.choose):
+            name = asked(request, stage, exclude)
+            found = roster.found(request, name)
+            if "P" in name or found >= max((m.end for m in request.media), default=0):  # else it only encodes there
+                promised[request.id] = max(promised.get(request.id, 0), found)
+            return name
+
+        roster.choose = choose
+    for r in requests_of(tree):
+        cluster.submit(r)
+        cluster.run()
+        assert cluster.tokens(r.id) == expected_tokens(r)
+        assert max(o.n_cached for o in cluster.outputs if o.request_id == r.id) >= promised.get(r.id, 0)
     cluster.check_whole()

@@ -8,7 +8,7 @@ import pytest
 from hydrainfer.cluster import HashRing, Roster
 from hydrainfer.cluster.messages import Peer
 from hydrainfer.cluster.roster import delay_s
-from hydrainfer.core import Cached, Layout, Load, Stage, split_chain
+from hydrainfer.core import Cached, CachedKeys, Layout, Load, Stage, split_chain
 from tests.cluster.virtual import Cluster
 from tests.scheduler.fakes import make_request
 
@@ -29,6 +29,11 @@ def without(made, *names):
 
 def suspect(made, *names):
     made.update([msgspec.structs.replace(p, suspect=p.name in names) for p in made.peers.values()])
+
+
+def full(added, dropped=()):
+    """The news of an instance whose only cache keeps all tokens."""
+    return Cached(4, (CachedKeys(1, True, added, dropped),))
 
 
 def test_a_ring_moves_only_the_keys_of_who_left():
@@ -192,14 +197,14 @@ def test_another_incarnation_starts_with_no_load():
 def test_who_has_computed_the_beginning_is_preferred_until_it_is_too_busy():
     made, request = roster("3PD"), make_request("a", n_text=40, salt=b"")
     keys = tuple(split_chain(request.keys)[1:])
-    made.learn("PD1", Cached(4, keys[:8]))
-    made.learn("PD2", Cached(4, keys[:3]))
+    made.learn("PD1", full(keys[:8]))
+    made.learn("PD2", full(keys[:3]))
     assert [made.found(request, f"PD{i}") for i in range(3)] == [0, 32, 12]
     assert made.choose(request, Stage.PREFILL, ()) == "PD1"
     assert made.choose(make_request("b", n_text=40, salt=b"other"), Stage.PREFILL, ()) != "PD1"
     made.loads = {"PD0": Load(), "PD1": Load(n_tokens=33), "PD2": Load()}
     assert made.choose(request, Stage.PREFILL, ()) == "PD2"
-    made.learn("PD2", Cached(4, (), keys[1:3]))
+    made.learn("PD2", full((), keys[1:3]))
     assert made.found(request, "PD2") == 4
     without(made, "PD1")
     made.update([*made.peers.values(), Peer("PD1", "PD", 2, "-")])
@@ -209,9 +214,9 @@ def test_who_has_computed_the_beginning_is_preferred_until_it_is_too_busy():
 def test_a_request_goes_past_the_encoder_to_who_has_computed_its_pictures():
     made, request = roster("1E2PD"), make_request("a", n_text=9, pictures=[1, 2], salt=b"")
     keys = tuple(split_chain(request.keys)[1:])
-    made.learn("PD1", Cached(4, keys[:3]))
+    made.learn("PD1", full(keys[:3]))
     assert made.choose(request, Stage.ENCODE, ()) == "E0", "the second picture is not wholly computed"
-    made.learn("PD2", Cached(4, keys[:4]))
+    made.learn("PD2", full(keys[:4]))
     assert made.choose(request, Stage.ENCODE, ()) == "PD2"
     assert made.choose(request, Stage.ENCODE, ["PD2"]) == "E0"
     made.loads["PD2"] = Load(n_tokens=1000)
@@ -227,8 +232,8 @@ def test_what_is_kept_where_it_was_decoded_is_fetched_if_that_takes_less(pull_s,
     made = roster("1EP1D")
     request = make_request("r", n_text=400, pictures=pictures, salt=b"")
     keys = split_chain(make_request("r", n_text=400, pictures=[1], salt=b"").keys)[1:]
-    made.learn("D1", Cached(4, tuple(keys)))
+    made.learn("D1", full(tuple(keys)))
     made.loads["EP0"] = Load(token_s=token_s, picture_s=1e-4, pull_s=pull_s)
     assert made.choose(request, Stage.ENCODE, ()) == way
-    made.learn("EP0", Cached(4, tuple(keys)))
+    made.learn("EP0", full(tuple(keys)))
     assert made.choose(msgspec.structs.replace(request, id="again"), Stage.ENCODE, ()) == "EP0"

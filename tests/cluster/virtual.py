@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import partial
+
+import msgspec
 
 from hydrainfer.cache import CacheSet, counterpart, landing_of, origin_of
 from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster
@@ -18,13 +20,18 @@ from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.engine.rig import TimedRunner
 from tests.scheduler.fakes import EMBED, KV, FakeDevice
 
-TIMING = Timing(lease_s=12.0, renew_s=3.0, resend_s=2.0, patience_s=60.0)
-PULSE = Pulse(beat_s=2.0, suspect_s=15.0, dead_s=1e9, gap_s=5.0, patience_s=60.0, grace_s=10.0)
+HANDSHAKE_S = 2.0
+TIMING = Timing(lease_s=12.0, renew_s=3.0, resend_s=2.0, patience_s=60.0, cut_s=10.0)
+PULSE = Pulse(beat_s=2.0, suspect_s=15.0, dead_s=1e9, gap_s=5.0, patience_s=60.0, handover_s=20.0, grace_s=10.0)
+
+
+def name_of(address):
+    return address.split("/")[0]
 
 
 class FakeCopy:
-    def __init__(self, at, ok):
-        self.at, self.ok = at, ok
+    def __init__(self, at, ok, cut=False):
+        self.at, self.ok, self.cut = at, ok, cut
 
     def poll(self, now):
         return self.ok if now >= self.at else None
@@ -50,10 +57,19 @@ class FakePuller:
         rng, now = self.cluster.rng, self.cluster.now
         mine = self.cluster.memory[self.me]
         end = now + rng.uniform(0.0, self.cluster.copy_s)
+        (owner,) = {sources[spec].owner for spec in pulls}
+        if self.cluster.apart(self.me, owner):
+            return FakeCopy(now + HANDSHAKE_S, False, cut=True)
         if self.cluster.chaos and rng.random() < 0.1:
             return FakeCopy(end, False)
 
+        ticket = FakeCopy(end, True)
+
         def copy():
+            offers = {sources[spec].offer for spec in pulls} - {""}
+            if self.cluster.apart(self.me, owner) or not offers <= self.cluster.offers[owner]:
+                ticket.ok = False  # the connection broke, or the read was refused
+                return
             for spec, (source_ids, ids) in pulls.items():
                 theirs = self.cluster.memory[sources[spec].owner]
                 self.n_blocks[spec] += len(ids)
@@ -61,7 +77,18 @@ class FakePuller:
                     mine.copy(spec, theirs, self.origin(spec), a, b)
 
         self.cluster.at(end, copy)
-        return FakeCopy(end, True)
+        return ticket
+
+    def offer(self, name, host):
+        """Over sockets, whose reads can be refused; without them as memory that the peer maps."""
+        if not self.cluster.sockets:
+            return self.exports
+        self.cluster.offers[self.me].add(name)
+        return {spec: msgspec.structs.replace(handle, offer=name) for spec, handle in self.exports.items()}
+
+    def end_offer(self, name):
+        self.cluster.offers[self.me].discard(name)
+        return True
 
     def forget(self, owner):
         self.cluster.forgotten.append((self.me, owner))
@@ -125,7 +152,8 @@ class Wire:
 class Cluster:
     """`chaos`: messages between instances are lost, doubled and reordered, copies fail. `more`: blocks of caches beside
     KV and embeddings. `landing`: blocks in host memory of every cache that decoding requests hold, where some run.
-    `compile_s`: time for a grammar, on each instance."""
+    `compile_s`: time for a grammar, on each instance. `sockets`: instances read each other's blocks over sockets, which
+    a cut pair does not have."""
 
     def __init__(
         self,
@@ -140,11 +168,13 @@ class Cluster:
         more=None,
         landing=0,
         compile_s=0.0,
+        sockets=False,
     ):
         self.sizes = {EMBED: embed_blocks, KV: kv_blocks, **(more or {})}
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
         self.headroom, self.tokens_budget, self.landing = headroom, tokens, landing
         self.compile_s, self.compiled_at = compile_s, {}
+        self.sockets, self.cuts, self.offers = sockets, Counter(), defaultdict(set)
         self.events, self.n_events, self.n_awaited = [], 0, 0
         self.outputs, self.lifecycle, self.forgotten, self.failures = [], [], [], {}
         self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
@@ -211,7 +241,7 @@ class Cluster:
             queue.append((at, data))
             self.at(at, lambda: self._next(source, target, data))
             return
-        if self.chaos and self.rng.random() < 0.15:
+        if self.cuts[name_of(source), name_of(target)] or (self.chaos and self.rng.random() < 0.15):
             return
         for _ in range(2 if self.chaos and self.rng.random() < 0.15 else 1):
             late = self.rng.uniform(0.0, 4.0) if self.chaos else 0.01
@@ -228,7 +258,7 @@ class Cluster:
             self._deliver(target, data)
 
     def _deliver(self, address, data):
-        name = address.split("/")[0]
+        name = name_of(address)
         if name in self.wires and self.wires[name].address == address:
             self.wires[name].inbox.append(data)
             self.wakes[address] = self.now
@@ -244,6 +274,20 @@ class Cluster:
             peer = self.front.members[name].hello.peer
             message = encode(Orders(peer.incarnation, self.now, tuple(orders)))
             self.post("hub/0", f"{name}/{peer.incarnation}", message)
+
+    # ---- cut pairs
+
+    def cut(self, name, other, at_s, until_s=None, both=True):
+        """Nothing that `name` says reaches `other` in this time, nor with `both` the reverse. The hub hears both."""
+        for pair in [(name, other), (other, name)][: 1 + both]:
+            self.at(at_s, lambda pair=pair: self.cuts.update([pair]), awaited=True)
+            if until_s is not None:
+                self.at(until_s, lambda pair=pair: self.cuts.subtract([pair]), awaited=True)
+
+    def apart(self, address, other):
+        """A connection needs both directions."""
+        name, other = name_of(address), name_of(other)
+        return self.cuts[name, other] > 0 or self.cuts[other, name] > 0
 
     # ---- deaths
 

@@ -16,6 +16,7 @@ from tests.scheduler.fakes import make_request
 pytestmark = pytest.mark.unit
 
 TIMING = Timing(lease_s=10.0, renew_s=3.0, resend_s=2.0)
+HANDOVER_S = 15.0
 
 
 def make_handoff(name, attempt=0, source="A"):
@@ -50,6 +51,7 @@ class World(RuleBasedStateMachine):
         self.now, self.wire = 0.0, []
         self.nodes = {name: Node(name) for name in "ABC"}
         self.owner, self.attempt, self.landed, self.recomputed, self.cancelled = {}, {}, [], set(), set()
+        self.handed_s = {}
         self.hold_of = {}  # (source node, request) -> hold, while not freed
         for i in range(n):
             r = f"r{i}"
@@ -75,7 +77,7 @@ class World(RuleBasedStateMachine):
                     self.wire.append((at, peer, message))
                 case HandedOver(r):
                     assert self.owner[r] == at
-                    self.owner[r] = None
+                    self.owner[r], self.handed_s[r] = None, self.now
                 case Retry(r, peer):
                     assert self.owner[r] == at
                     self.offer(r, "C" if peer == "B" else "B")
@@ -127,6 +129,10 @@ class World(RuleBasedStateMachine):
             if node.alive:
                 self.do(node.name, node.source.tick(self.now))
                 self.do(node.name, node.target.tick(self.now))
+        for r, handed_s in self.handed_s.items():  # the front: nobody has said that it arrived
+            if self.owner[r] is None and self.now > handed_s + HANDOVER_S:
+                self.recomputed.add(r)
+                self.owner[r] = "gone"
 
     @rule(data=st.data())
     @precondition(lambda self: self.targets(State.OFFERED))
@@ -252,10 +258,49 @@ def test_a_quarantined_hold_is_freed_only_by_the_peers_word():
     s = Source(TIMING)
     s.offer(make_handoff("a"), "B", 0, 0.0)
     effects = s.tick(10.0)
-    assert Retry("a", "B") in effects and not any(isinstance(e, Free) for e in effects)
+    assert Retry("a", "B", cut=True) in effects and not any(isinstance(e, Free) for e in effects)
     assert not any(isinstance(e, Free) for e in s.close("a", 0, 11.0))
     assert not any(isinstance(e, Free) for e in s.tick(100.0))
     assert Free(0) in s.handle("B", Release(("a", 0), 1), 101.0) and s.idle
+
+
+def test_blocks_offered_over_a_socket_come_back_with_the_lease():
+    """Once no read is running; the peer need not say anything."""
+    reading, ended = [True], []
+
+    def end_reads(key):
+        ended.append(key)
+        return not reading
+
+    s, handoff = Source(TIMING, end_reads), make_handoff("a")
+    named = {spec: msgspec.structs.replace(handle, offer="a/0") for spec, handle in handoff.exports.items()}
+    s.offer(msgspec.structs.replace(handoff, exports=named), "B", 0, 0.0)
+    assert Retry("a", "B", cut=True) in s.tick(10.0) and ended == [("a", 0)]
+    assert not any(isinstance(e, Free) for e in s.close("a", 0, 10.5))
+    reading.clear()
+    assert Free(0) in s.tick(12.0) and s.idle
+
+
+def test_a_cancelled_offer_keeps_its_blocks_until_the_peer_answers_or_the_lease_ends():
+    s, handoff = Source(TIMING), make_handoff("a")
+    named = {spec: msgspec.structs.replace(handle, offer="a/0") for spec, handle in handoff.exports.items()}
+    s.offer(msgspec.structs.replace(handoff, exports=named), "B", 0, 0.0)
+    assert not any(isinstance(e, Free) for e in (*s.close("a", 0, 1.0), *s.tick(3.0), *s.tick(9.0)))
+    assert Free(0) in s.tick(10.0) and s.idle
+
+
+def test_whoever_does_not_answer_for_a_lease_is_forgotten():
+    """The source after it has let go, the target after it has copied."""
+    s, t = Source(TIMING), Target(TIMING)
+    (send,) = s.offer(make_handoff("a"), "B", 0, 0.0)
+    t.handle("A", send.message, 0.0)
+    t.admit(("a", 0))
+    (landed,) = t.pulled(("a", 0), True, 1.0)
+    assert HandedOver("a", "B") in s.handle("B", landed.message, 1.0)
+    assert not any(isinstance(e, Drop) for e in t.tick(10.5)) and not s.idle
+    assert Drop(("a", 0)) in t.tick(11.0) and not len(t)
+    s.tick(11.0)
+    assert s.idle
 
 
 def test_long_back_pressure_is_not_failure():

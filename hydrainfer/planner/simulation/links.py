@@ -59,7 +59,9 @@ class HostLink:
 
 
 class ModelledCopy:
-    """A copy that is done at a known time."""
+    """A copy that is done at a known time, and never fails."""
+
+    cut = False
 
     __slots__ = ("_at",)
 

@@ -300,6 +300,12 @@ class ModelledNode(Instance):
         source = next(iter(sources.values())).owner.partition(":")[0]
         return ModelledCopy(self._sim.copies.begin(source, self.name, n_bytes, self._sim.now))
 
+    def offer(self, name: str, host: str) -> dict[str, ExportHandle]:  # noqa: ARG002 - all are one machine
+        return self.exports
+
+    def end_offer(self, name: str) -> bool:  # noqa: ARG002 - modelled links are never cut
+        return False
+
     def forget(self, owner: str) -> None:
         """Nothing to do: no modelled instance dies."""
 

@@ -49,6 +49,7 @@ class TimedPuller:
     def __init__(self, cluster, name, inner):
         self.cluster, self.name, self.inner = cluster, name, inner
         self.exports = inner.exports
+        self.offer, self.end_offer = inner.offer, inner.end_offer
         self.forget, self.close = inner.forget, inner.close
 
     def pull(self, sources, pulls):

@@ -22,7 +22,10 @@ SQUARE = (
 
 @pytest.fixture
 def folder(tmp_path):
-    return make_llava(tmp_path / "llava", image_size=56, context=512)
+    """A checkpoint without a template: the tests write `chat_template.jinja`."""
+    path = make_llava(tmp_path / "llava", image_size=56, context=512)
+    (path / "chat_template.json").unlink()
+    return path
 
 
 def spent_s(call):
