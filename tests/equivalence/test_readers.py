@@ -117,6 +117,10 @@ class Variation:
         file = self._settings(base) if place in ("file", "both", "null section") else None
         if section is not None or place == "null section":
             wrapper["image_processor"] = section
+        if "bounds" in self.kind.fields:  # videos are normalised as pictures are, or the directory is refused
+            (self.path / "video_preprocessor_config.json").unlink(missing_ok=True)
+            if section is not None:
+                wrapper["video_processor"] = section
         (self.path / "preprocessor_config.json").unlink()
         (self.path / "processor_config.json").unlink(missing_ok=True)
         if wrapper or self._maybe(0.3):
