@@ -78,8 +78,8 @@ fuzz: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.b29_soak $(ARGS)
 
-# One of the five steps of a session on a lent GPU, at most eight minutes each; JSON and a summary in words under $$OUT.
-# ARGS="--device cpu": the same parts with tiny shapes, to see that each of them starts.
+# Steps of a session on a lent GPU: STEP="look truth" (then micro, moves, whole, again). Results stay in $$RESULTS; an
+# archive of them and a summary go to $$OUT. ARGS="--device cpu": the same parts with tiny shapes, to see that they start.
 gpu-session:
 	bash benchmarks/gpu_session.sh $(STEP) $(ARGS)
 

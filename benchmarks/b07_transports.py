@@ -25,6 +25,7 @@ from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from hydrainfer.cache import CacheSpec, EmbedSpec, FullSpec
 from hydrainfer.metrics import at_quantile
+from hydrainfer.ops import block_copier
 from hydrainfer.storage import BlockStore, Exports, Routes, needs_shared
 from hydrainfer.storage.transport import runs
 
@@ -66,7 +67,7 @@ class Pair:
         self._process = context.Process(target=serve, args=(theirs, transport, device, spec, n), daemon=True)
         self._process.start()
         self._handle = self._pipe.recv()
-        self._routes = Routes(transport, device, secret=SECRET)
+        self._routes = Routes(transport, device, secret=SECRET, copy_blocks=block_copier(torch.device(device)))
 
     def copy(self, ids: list[int], store: BlockStore, into: list[int]) -> None:
         self._routes.copy(self._handle, ids, store, into)

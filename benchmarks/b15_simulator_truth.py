@@ -40,7 +40,8 @@ from benchmarks.runs import make_model, serve_command, shown
 from benchmarks.servers import CpuWatch, Server, ServerFailed, free_port
 from benchmarks.twin import Sent, Times, Twin, times_of
 from hydrainfer.assemble.copies import measure_copies
-from hydrainfer.assemble.measure import Grid, measure_model
+from hydrainfer.assemble.grid import Grid
+from hydrainfer.assemble.measure import measure_model
 from hydrainfer.builtin import MODEL
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.cost import read_cost_model

@@ -54,11 +54,20 @@ def from_root(path: Path) -> str:
 
 
 def revision() -> str:
-    """The commit, marked `+changes` if tracked files differ from it or package files are untracked."""
-    head, status = (
-        subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-        for args in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "hydrainfer", "kernels", "benchmarks/*.py"])
-    )
+    """`$HYDRAINFER_REVISION`, which comes with a copy of the tree, else the commit, marked `+changes` if tracked files
+    differ from it or package files are untracked; "unknown" where git cannot tell."""
+    if told := os.environ.get("HYDRAINFER_REVISION"):
+        return told
+    try:
+        head, status = (
+            subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+            for args in (
+                ["rev-parse", "HEAD"],
+                ["status", "--porcelain", "--", "hydrainfer", "kernels", "benchmarks/*.py"],
+            )
+        )
+    except OSError:  # there is no git
+        head = status = ""
     return (head or "unknown") + ("+changes" if status else "")
 
 

@@ -88,8 +88,8 @@ def hydrainfer_plan(name: str, args: argparse.Namespace, flags: list[str]) -> Pl
 
 def serve_command(words: Sequence[str], port: int) -> list[str]:
     """`hydrainfer serve WORDS` on a port of this host."""
-    program = str(Path(sys.executable).with_name("hydrainfer"))
-    return [program, "serve", *words, "--host", "127.0.0.1", "--port", str(port)]
+    program = [sys.executable, "-m", "hydrainfer"]  # also where the project is not installed
+    return [*program, "serve", *words, "--host", "127.0.0.1", "--port", str(port)]
 
 
 def start(name: str, words: Sequence[str], log: Path, console: Console) -> Server:

@@ -152,6 +152,20 @@ def doctor(
     raise typer.Exit(0 if works else 1)
 
 
+@app.command("build-kernels")
+def build_kernels(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="As --model of `serve`.")],
+    arch: Annotated[
+        str | None, typer.Option(help="The GPU's compute capability, as 9.0. Default: that of the GPUs here.")
+    ] = None,
+) -> None:
+    """Compile what these models use on a GPU, also where there is none, so that a server starts at once."""
+    from hydrainfer.assemble.prebuilt import prebuild
+
+    for line in prebuild(models, arch):
+        typer.echo(line)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

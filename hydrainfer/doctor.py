@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import socket
@@ -45,7 +46,7 @@ def examine(port: int, serve: bool) -> Iterator[CheckResult]:
     yield _numa()
     yield _open_files()
     yield from _devices()
-    yield _kernels()
+    yield _kernels("CPU kernels", "cpu", "float32")
     yield _port(port)
     yield _shared_memory()
     yield _folder()
@@ -106,23 +107,34 @@ def _devices() -> Iterator[CheckResult]:
 
     if not torch.cuda.is_available():
         yield CheckResult("GPU", "note", "none that torch can use; models run on the CPU")
+        return
     for i in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(i)
-        yield CheckResult("GPU", "ok", f"{i}: {device.name}, {device.total_memory / GIB:.0f} GiB")
+        device, (free, total) = torch.cuda.get_device_properties(i), torch.cuda.mem_get_info(i)
+        yield CheckResult("GPU", "ok", f"{i}: {device.name}, {total / GIB:.0f} GiB, {free / GIB:.0f} of them free")
+    yield _sharing()
+    yield _kernels("CUDA kernels", "cuda", "bfloat16")
 
 
-def _kernels() -> CheckResult:
-    """The kernel variants for a float32 model on the CPU. They are compiled the first time."""
+def _sharing() -> CheckResult:
+    """Whether processes compute on a GPU at the same time, which only CUDA's MPS makes possible."""
+    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    if (folder / "control").exists():
+        return CheckResult("GPU sharing", "ok", f"MPS runs ({folder}): processes compute on a GPU at the same time")
+    return CheckResult("GPU sharing", "ok", "no MPS: instances that share a GPU take turns, unless in one process")
+
+
+def _kernels(name: str, device: str, dtype: str) -> CheckResult:
+    """The kernel variants for a model. They are compiled the first time. FlashInfer is tried."""
     import torch
 
     from hydrainfer.ops import select_ops
 
-    ops = select_ops(torch.device("cpu"), torch.float32, _HEAD_DIM)
+    ops = select_ops(torch.device(device), getattr(torch, dtype), _HEAD_DIM)
     chosen: dict[str, list[str]] = {}
     for operator, variant in ops.describe():
         chosen.setdefault(variant, []).append(operator)
     says = "; ".join(f"{variant}: {', '.join(operators)}" for variant, operators in chosen.items())
-    return CheckResult("CPU kernels", "note" if ops.notes else "ok", "; ".join([*ops.notes, says]))
+    return CheckResult(name, "note" if ops.notes else "ok", "; ".join([*ops.notes, says]))
 
 
 def _port(port: int) -> CheckResult:

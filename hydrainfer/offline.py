@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 from tqdm import tqdm
 
-from hydrainfer.assemble import ServerParts, start_instance
+from hydrainfer.assemble import ServerParts, free_unused, start_instance
 from hydrainfer.config import load
 from hydrainfer.core import ConfigError, InvalidRequest, SamplingParams, TokenLogprobs, Unavailable
 from hydrainfer.processor import ChatMessage, ChatOptions, PythonPrompt, parse_messages, parse_prompts, parse_tools
@@ -75,9 +75,8 @@ class LLM:
         # all requests are the caller's own: no limits, and no separate processes to decode pictures
         here = {"max_waiting": _NO_LIMIT, "max_queue_s": 1e9, "request_timeout_s": 1e9, "media_workers": 0}
         config = load({**here, **options, **named}, given="argument of LLM").config
-        self._instance: ServerParts = start_instance(config)
+        self._instance: ServerParts | None = start_instance(config)
         self._turn = threading.Lock()  # only one event loop at a time may use the sessions
-        self._closed = False
         self._at_exit = ExitStack()
         self._at_exit.callback(self._close)
         _before_threads_end(self._at_exit.close)
@@ -97,17 +96,18 @@ class LLM:
         The other arguments are for all chats. `mm_processor_kwargs`: how pictures and videos are prepared; `tools`: the
         tools that the template shows to the model, whose calls are returned as text; `chat_template_kwargs`: variables
         of the template. Raises the `HydraError` of the first request that fails."""
+        instance = self._running()
         if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
             raise InvalidRequest("messages must be a list of messages or of chats, and not empty", param="messages")
         chats: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
         parsed = [parse_messages(chat, local=True) for chat in chats]
         options = ChatOptions(parse_tools(tools), chat_template_kwargs, mm_processor_kwargs)
-        intake = self._instance.intake
+        intake = instance.intake
 
         def job(chat: Sequence[ChatMessage]) -> StreamStart:
             return lambda sampling: intake.chat(chat, sampling, options=options)
 
-        return self._run([job(chat) for chat in parsed], [None] * len(parsed), sampling_params, use_tqdm)
+        return self._run(instance, [job(chat) for chat in parsed], [None] * len(parsed), sampling_params, use_tqdm)
 
     def generate(
         self,
@@ -119,7 +119,8 @@ class LLM:
         `prompt_token_ids`. A dict's `multi_modal_data` holds pictures (`image`) and videos (`video`), one or a list,
         as `chat` takes them; the prompt has the model's own placeholder where each belongs. Raises the `HydraError` of
         the first request that fails."""
-        intake = self._instance.intake
+        instance = self._running()
+        intake = instance.intake
 
         def job(one: PythonPrompt) -> StreamStart:
             if one.message is None:
@@ -129,25 +130,23 @@ class LLM:
 
         parsed = parse_prompts(prompts)
         texts = [one.prompt if isinstance(one.prompt, str) else None for one in parsed]
-        return self._run([job(one) for one in parsed], texts, sampling_params, use_tqdm)
+        return self._run(instance, [job(one) for one in parsed], texts, sampling_params, use_tqdm)
 
-    def _text_of(self, ids: Sequence[int]) -> str:
-        """The decoded text of a prompt, with each run of equal placeholders reduced to one."""
-        model = self._instance.intake.processor.model
-        media = model.images.token_ids if model.images is not None else ()
-        kept = [i for i, before in zip(ids, (-1, *ids)) if i != before or i not in media]
-        return self._instance.intake.processor.decode(kept)
+    def _running(self) -> ServerParts:
+        """The parts of the running instance. Raises `Unavailable` if it is closed, `ConfigError` in a fork."""
+        _check_process(LLM._process)
+        if self._instance is None:
+            raise Unavailable("this LLM has been closed; make another one")
+        return self._instance
 
     def _run(
         self,
+        instance: ServerParts,
         jobs: Sequence[StreamStart],
         texts: Sequence[str | None],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        _check_process(LLM._process)
-        if self._closed:
-            raise Unavailable("this LLM has been closed; make another one")
         if sampling is None:
             sampling = self.get_default_sampling_params()
         params = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(jobs)
@@ -159,56 +158,68 @@ class LLM:
                 param="sampling_params",
             )
         with self._turn, tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            return _run_to_end(self._gather(zip(jobs, params, texts), bar))
-
-    async def _gather(
-        self, work: Iterable[tuple[StreamStart, SamplingParams, str | None]], bar: tqdm
-    ) -> list[RequestOutput]:
-        # limits the number of decoded pictures that wait for the engine
-        ahead = asyncio.Semaphore(2 * self._instance.config.max_running)
-
-        async def one(job: StreamStart, sampling: SamplingParams, text: str | None) -> RequestOutput:
-            async with ahead:
-                stream = await job(sampling)
-                choices = await stream.result()
-            bar.update()
-            outputs = tuple(
-                CompletionOutput(i, c.text, tuple(c.token_ids), tuple(c.logprobs), c.finish_reason, c.stop_reason)
-                for i, c in enumerate(choices)
-            )
-            ids, asked = stream.prepared.prompts[0], stream.prepared.sampling.prompt_logprobs is not None
-            likely = (None, *stream.prompt_logprobs[0]) if asked else ()
-            return RequestOutput(stream.prepared.id, self._text_of(ids) if text is None else text, ids, outputs, likely)
-
-        tasks = [asyncio.ensure_future(one(*item)) for item in work]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:  # also after a failure, leave no request of this call in the engine
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            while self._instance.sessions.n_live:
-                await asyncio.sleep(0.002)
+            return _run_to_end(_gather(instance, zip(jobs, params, texts), bar))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters that are used if none are given: the checkpoint's own, greedy if its `do_sample` is false."""
-        return msgspec.structs.replace(SamplingParams(), **self._instance.intake.processor.model.sampling_defaults)
+        return msgspec.structs.replace(SamplingParams(), **self._running().intake.processor.model.sampling_defaults)
 
     def close(self) -> None:
-        """End the running requests and free the caches. Safe to repeat. Does nothing in a process that was forked."""
-        self._closed = True
+        """End the running requests and free the model, the caches and the graphs. Safe to repeat. Does nothing in a
+        process that was forked."""
         self._close()
         self._at_exit.pop_all()
+        free_unused()
 
     def _close(self) -> None:
-        if os.getpid() == LLM._process:
-            self._instance.close()
+        if os.getpid() == LLM._process and self._instance is not None:
+            instance, self._instance = self._instance, None
+            instance.close()
 
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+async def _gather(
+    instance: ServerParts, work: Iterable[tuple[StreamStart, SamplingParams, str | None]], bar: tqdm
+) -> list[RequestOutput]:
+    # limits the number of decoded pictures that wait for the engine
+    ahead = asyncio.Semaphore(2 * instance.config.max_running)
+
+    async def one(job: StreamStart, sampling: SamplingParams, text: str | None) -> RequestOutput:
+        async with ahead:
+            stream = await job(sampling)
+            choices = await stream.result()
+        bar.update()
+        outputs = tuple(
+            CompletionOutput(i, c.text, tuple(c.token_ids), tuple(c.logprobs), c.finish_reason, c.stop_reason)
+            for i, c in enumerate(choices)
+        )
+        ids, asked = stream.prepared.prompts[0], stream.prepared.sampling.prompt_logprobs is not None
+        likely = (None, *stream.prompt_logprobs[0]) if asked else ()
+        prompt = _text_of(instance, ids) if text is None else text
+        return RequestOutput(stream.prepared.id, prompt, ids, outputs, likely)
+
+    tasks = [asyncio.ensure_future(one(*item)) for item in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:  # also after a failure, leave no request of this call in the engine
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while instance.sessions.n_live:
+            await asyncio.sleep(0.002)
+
+
+def _text_of(instance: ServerParts, ids: Sequence[int]) -> str:
+    """The decoded text of a prompt, with each run of equal placeholders reduced to one."""
+    processor = instance.intake.processor
+    media = processor.model.images.token_ids if processor.model.images is not None else ()
+    kept = [i for i, before in zip(ids, (-1, *ids)) if i != before or i not in media]
+    return processor.decode(kept)
 
 
 def _check_process(first: int | None) -> None:

@@ -5,5 +5,5 @@ from hydrainfer.assemble import ServerParts
 
 
 def parts(llm: LLM) -> ServerParts:
-    """The running parts of an `LLM`; still there when it has been closed."""
+    """The running parts of an `LLM`, which forgets them when it is closed."""
     return llm._instance

@@ -7,11 +7,13 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from hydrainfer import doctor, machine
 from hydrainfer.cli import app
 from hydrainfer.cluster.folder import OBJECT_STORE_BYTES
+from hydrainfer.ops import select
 from hydrainfer.version import __version__
 
 pytestmark = pytest.mark.cpu
@@ -102,3 +104,27 @@ def test_in_words_and_the_version():
     said = CliRunner().invoke(app, ["doctor", "--no-serve", "--port", "0"])
     assert said.exit_code == 0 and "hydrainfer serve" in said.output and "shared memory" in said.output
     assert CliRunner().invoke(app, ["--version"]).output.split() == ["hydrainfer", __version__]
+
+
+@pytest.mark.parametrize("mps", [False, True])
+def test_what_a_gpu_has(monkeypatch, tmp_path, mps):
+    """FlashInfer and the compiler are tried, as when a server starts; why one is not used is a note."""
+    gib = 1 << 30
+    if mps:
+        (tmp_path / "control").touch()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(select, "cuda_kernels", lambda: (None, ("no nvcc found (CUDA_HOME)",)))
+    monkeypatch.setattr(select, "find_flashinfer", lambda *_: (None, ("FlashInfer does not work here (no ninja)",)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="H100"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * gib, 80 * gib))
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        gpu, sharing, kernels = doctor._devices()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)
+    assert gpu.says == "0: H100, 80 GiB, 70 of them free"
+    assert sharing.says.startswith("MPS runs" if mps else "no MPS")
+    assert kernels.state == "note" and "no ninja" in kernels.says and "no nvcc" in kernels.says

@@ -74,34 +74,58 @@ def _export(pipe: Connection, device: str, transport: str, n: int) -> None:
     spec = next(iter((TINY if device == "cpu" else CASES).values()))
     store = BlockStore(spec, n, device, shared=needs_shared(transport, torch.device(device)))
     store.bytes.fill_(7)
+    waits_for(store.device)()
     exports = Exports("E0:1", {"cache": store}, transport, secret=SECRET)
     pipe.send(exports.handles["cache"])
     pipe.recv()
 
 
+class _Peer:
+    """Another process that exports a cache of `n` blocks full of sevens."""
+
+    def __init__(self, device: torch.device, n: int) -> None:
+        self.transport = "shared-memory" if device.type == "cpu" else "cuda-ipc"
+        self.pipe, theirs = multiprocessing.get_context("spawn").Pipe()
+        self.process = multiprocessing.get_context("spawn").Process(
+            target=_export, args=(theirs, str(device), self.transport, n), daemon=True
+        )
+        self.process.start()
+        if not self.pipe.poll(_START_S):
+            raise SystemExit("the exporter did not start")
+        self.handle = self.pipe.recv()
+
+
+def between(device: torch.device) -> str:
+    """Scattered blocks of another process on the same device: that they came, and how fast."""
+    spec, n = next(iter((TINY if device.type == "cpu" else CASES).values())), 512
+    peer = _Peer(device, n)
+    target, ids = BlockStore(spec, n, device), list(range(0, n, 2))
+    routes = Routes(peer.transport, device, secret=SECRET, copy_blocks=block_copier(device))
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    with torch.cuda.stream(stream):
+        took_s = fastest_s(lambda: routes.copy(peer.handle, ids, target, ids), 5)
+    assert bool((target.bytes[ids] == 7).all()), "other bytes came"
+    routes.close()
+    peer.pipe.send(None)
+    peer.process.join(10)
+    return f"{len(ids) * spec.block_bytes / took_s / 1e9:.0f} GB/s by {peer.transport}"
+
+
 def killed(device: torch.device) -> dict[str, Any]:
     """What copies raised, and whether this process computes afterwards. It may not live to say so: then the part
     fails, which is the answer."""
-    transport = "shared-memory" if device.type == "cpu" else "cuda-ipc"
     spec, n = next(iter((TINY if device.type == "cpu" else CASES).values())), 512
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    peer = multiprocessing.get_context("spawn").Process(
-        target=_export, args=(theirs, str(device), transport, n), daemon=True
-    )
-    peer.start()
-    if not ours.poll(_START_S):
-        raise SystemExit("the exporter did not start")
-    handle, target = ours.recv(), BlockStore(spec, n, device)
-    routes = Routes(transport, device, secret=SECRET)
-    found: dict[str, Any] = {"transport": transport, "copies": 0, "raised": ""}
-    ids, stop = list(range(n)), threading.Event()
+    peer, target = _Peer(device, n), BlockStore(spec, n, device)
+    routes = Routes(peer.transport, device, secret=SECRET, copy_blocks=block_copier(device))
+    found: dict[str, Any] = {"transport": peer.transport, "copies": 0, "raised": ""}
+    ids, stop = [*range(0, n, 2), *range(1, n, 2)], threading.Event()  # scattered
 
     def copy_on() -> None:
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.inference_mode(), torch.cuda.stream(stream):
             while not stop.is_set():
                 try:
-                    routes.copy(handle, ids, target, ids)
+                    routes.copy(peer.handle, ids, target, ids)
                     found["copies"] += 1
                 except Exception as e:
                     found["raised"] = f"{type(e).__name__}: {e}"
@@ -111,9 +135,9 @@ def killed(device: torch.device) -> dict[str, Any]:
     thread.start()
     while not found["copies"] and thread.is_alive():
         time.sleep(0.01)
-    assert peer.pid is not None
-    os.kill(peer.pid, signal.SIGKILL)
-    peer.join(10)
+    assert peer.process.pid is not None
+    os.kill(peer.process.pid, signal.SIGKILL)
+    peer.process.join(10)
     time.sleep(1.0)  # copies after its death, too
     stop.set()
     thread.join(20)
@@ -134,10 +158,10 @@ def self_send(device: torch.device) -> dict[str, Any]:
     free = torch.cuda.mem_get_info()[0]
     group: Any = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, nccl_options(30.0))
     sent, came = torch.arange(1 << 20, device=device), torch.zeros(1 << 20, dtype=torch.int64, device=device)
-    group._start_coalescing(device)
+    group._start_coalescing()
     group.send([sent], 0, 0)
     group.recv([came], 0, 0)
-    group._end_coalescing(device).wait()
+    group._end_coalescing().wait()
     torch.cuda.synchronize()
     return {"arrived": bool(torch.equal(sent, came)), "bytes": free - torch.cuda.mem_get_info()[0]}
 

@@ -1,4 +1,4 @@
-"""The parts of the five steps."""
+"""The parts of the steps, by name: nothing here imports torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.gpu.shapes import MODELS
+PROBES = (
+    *("kernels", "attention", "replay", "tower", "grouped", "copies", "ipc", "pinned"),
+    *("llava", "three", "qwen2_vl", "gemma3", "gpt_oss", "qwen3_5"),
+)
+MODELS = ("llava-1.5-7b", "qwen2-vl-7b")
+HYBRIDS = ("gpt-oss-20b", "qwen3.5-9b")  # experts, states
+WAYS: dict[str, dict[str, Any]] = {
+    "off": {"overlap": "off"},
+    "free": {"overlap": "free"},
+    "1E1P1D": {"layout": "1E1P1D", "launcher": "inproc"},
+}
 
 
 class Place(NamedTuple):
-    """Where a step runs and writes."""
+    """Where a session runs, writes, and makes checkpoints."""
 
     device: str
-    out: Path
+    results: Path
     models: Path
 
     @property
@@ -24,73 +34,91 @@ class Place(NamedTuple):
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint that step 4 makes: with LLaVA-1.5-7B's shapes, or a tiny one."""
+        """The checkpoint of step `whole`: with LLaVA-1.5-7B's shapes, or a tiny one."""
         return self.models / "llava"
 
 
 class Part(NamedTuple):
-    """`command(place)`: module and arguments."""
+    """`command(place)`: module and arguments. `limit_s`: more than is expected."""
 
     name: str
     limit_s: float
     command: Callable[[Place], list[str]]
 
 
+class Step(NamedTuple):
+    """Parts, so many of them `at_once`, on a machine with 16 cores; those of more than one must not be disturbed by
+    each other. `limit_s`: of all together.
+    `told`: the last line of each part is part of the summary."""
+
+    name: str
+    limit_s: float
+    parts: tuple[Part, ...]
+    at_once: int = 1
+    told: bool = False
+
+
 def _own(name: str, module: str, limit_s: float, *args: str) -> Part:
     """A module of this package."""
 
     def command(p: Place) -> list[str]:
-        return [f"benchmarks.gpu.{module}", *args, "--device", p.device, "--out", str(p.out / f"{name}.json")]
+        return [f"benchmarks.gpu.{module}", *args, "--device", p.device, "--out", str(p.results / f"{name}.json")]
 
     return Part(name, limit_s, command)
+
+
+def _probe(name: str) -> Part:
+    def command(p: Place) -> list[str]:
+        return ["benchmarks.gpu.probes", name, "--device", p.device, "--models", str(p.models)]
+
+    return Part(f"probe_{name}", 60, command)
 
 
 def _tests(name: str, limit_s: float) -> Part:
     def command(p: Place) -> list[str]:
-        return ["pytest", *_gpu_tests(p, name), "--junitxml", str(p.out / f"{name}.xml")]
+        few = ["--few"] if p.dry else []
+        there = ["--device", p.device, "--models", str(p.models), *few]
+        return ["pytest", f"tests/gpu/{name}.py", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short", "-rP", *there]
 
     return Part(name, limit_s, command)
 
 
-def _gpu_tests(p: Place, name: str) -> list[str]:
-    few = ["--few"] if p.dry else []
-    return [f"tests/gpu/{name}.py", "-m", "gpu", "--device", p.device, *few, "-p", "no:cacheprovider"]
+def _moving(name: str, limit_s: float, args: str, tiny: str) -> Part:
+    def command(p: Place) -> list[str]:
+        there = ["--device", p.device, "--out", str(p.results / f"{name}.json")]
+        return ["benchmarks.b07_transports", *there, *(tiny if p.dry else args).split()]
+
+    return Part(name, limit_s, command)
 
 
-_SHORT = "--rounds 1 --prompt-tokens 40"
-_ONE_REQUEST = "--rounds 1 --requests 1 --output-tokens 4 --picture-px 56 --threads 1 --keep-noisy"
-
-
-def _numbered(name: str, module: str, limit_s: float, args: str, tiny: str, model: bool = True) -> Part:
-    """One of the numbered experiments, on the checkpoint of step 4 if it takes one; `tiny`: arguments of a dry run."""
+def _on_checkpoint(name: str, module: str, limit_s: float, *args: str) -> Part:
+    """A module that takes the checkpoint of step `whole`."""
 
     def command(p: Place) -> list[str]:
-        chosen = ["--model", str(p.checkpoint)] if model else []
-        there = ["--device", p.device, "--out", str(p.out / f"{name}.json")]
-        return [f"benchmarks.{module}", *chosen, *there, *(tiny if p.dry else args).split()]
+        there = ["--model", str(p.checkpoint), "--device", p.device, "--out", str(p.results / f"{name}.json")]
+        return [f"benchmarks.gpu.{module}", *args, *there]
 
     return Part(name, limit_s, command)
 
 
-def _again(p: Place) -> list[str]:
-    return ["benchmarks.gpu.micro", "--again", str(p.out), "--device", p.device, "--out", str(p.out / "again.json")]
+def _checkpoint(p: Place) -> list[str]:
+    return ["benchmarks.gpu.whole", "--make", str(p.checkpoint), "--device", p.device]
 
 
 def _sanitizer(p: Place) -> list[str]:
-    few = ["-k", "bfloat16 and 28 and 128 or rows or migration"]
     tool = ["benchmarks.gpu.under", "compute-sanitizer", "--error-exitcode", "1", "--"]
-    return [*tool, "pytest", *_gpu_tests(p, "test_ops"), *few]
+    return [*tool, "benchmarks.gpu.probes", "kernels", "replay", "--device", p.device, "--models", str(p.models)]
 
 
-def _dali(p: Place) -> list[str]:
-    tests = "tests/processor/pictures/test_dali.py"
-    return ["pytest", tests, "-p", "no:cacheprovider", "-s", "--junitxml", str(p.out / "test_dali.xml")]
+def _again(p: Place) -> list[str]:
+    there = ["--device", p.device, "--out", str(p.results / "again.json")]
+    return ["benchmarks.gpu.micro", "--again", str(p.results), *there]
 
 
 def _counters(p: Place) -> list[str]:
-    tool = ["ncu", "--clock-control", "none", "--launch-count", "5", *_slowest_kernel(p.out / "again.json")]
-    runs = ["benchmarks.gpu.micro", "--again", str(p.out), "--device", p.device, "--once"]
-    return ["benchmarks.gpu.under", *tool, "--", *runs, "--out", str(p.out / "counters.json")]
+    tool = ["ncu", "--clock-control", "none", "--launch-count", "5", *_slowest_kernel(p.results / "again.json")]
+    runs = ["benchmarks.gpu.micro", "--again", str(p.results), "--device", p.device, "--once"]
+    return ["benchmarks.gpu.under", *tool, "--", *runs, "--out", str(p.results / "counters.json")]
 
 
 def _slowest_kernel(again: Path) -> list[str]:
@@ -104,43 +132,58 @@ def _slowest_kernel(again: Path) -> list[str]:
     return ["--kernel-name", words[-1]] if words else []  # without its namespace and parameters
 
 
-def _step_2() -> tuple[Part, ...]:
-    """The fastest mode first: time may run out."""
+def _micro(models: tuple[str, ...], mode: str, limit_s: float, *args: str) -> tuple[Part, ...]:
     return tuple(
-        _own(f"micro_{model}_{mode}", "micro", 90, "--model", model, "--mode", mode)
-        for mode in ("graphs", "flashinfer", "sdpa")
-        for model in MODELS
+        _own(f"micro_{model}_{mode}", "micro", limit_s, "--model", model, "--mode", mode, *args) for model in models
     )
 
 
-STEPS: dict[int, tuple[Part, ...]] = {
-    1: (
-        _own("rates", "truth", 90),
-        _own("first", "micro", 150, "--model", "llava-1.5-7b", "--mode", "graphs", "--quick"),
-        _tests("test_ops", 120),
-        _tests("test_cuda_transports", 60),
-        _tests("test_cuda", 120),
-        Part("sanitizer", 60, _sanitizer),
-        Part("test_dali", 60, _dali),
+STEPS: tuple[Step, ...] = (
+    Step("look", 150, (_own("look", "look", 120), *map(_probe, PROBES)), at_once=6, told=True),
+    Step(
+        "truth",
+        150,
+        (
+            _tests("test_whole", 150),
+            Part("sanitizer", 150, _sanitizer),
+            _tests("test_ops", 120),
+            _tests("test_cuda_transports", 90),
+            _tests("test_processes", 120),
+            _tests("test_cuda", 120),
+        ),
+        at_once=4,
+        told=True,
     ),
-    2: _step_2(),
-    3: (
-        _own("moves", "moves", 90),
-        _own("killed", "moves", 60, "--killed"),
-        _own("nccl", "moves", 60, "--nccl"),
-        _numbered("b07", "b07_transports", 90, "--rounds 40", "--rounds 1 --tiny", model=False),
-    ),
-    4: (
-        Part("checkpoint", 90, lambda p: ["benchmarks.gpu.whole", "--make", str(p.checkpoint), "--device", p.device]),
-        _numbered("cost_model", "gpu.cost_file", 150, "", ""),
-        _numbered("overlaps", "gpu.whole", 120, "", ""),
-        _numbered("b08", "b08_migration", 150, "--rounds 2 --dtype bfloat16 --keep-noisy", _ONE_REQUEST),
-        _numbered("b03", "b03_step_overhead", 60, "--batch 1 32 --rounds 2", f"--batch 2 {_SHORT} --output-tokens 20"),
-        _numbered("b06", "b06_model_step", 60, "--dtype bfloat16 --rounds 2", f"--encode 1 --decode 1 {_SHORT} --rows"),
-        _numbered(
-            "b13", "b13_encode_batch", 60, "--rounds 2", "--rounds 1 --batches 1 2 --families llava", model=False
+    Step(
+        "micro",
+        400,
+        (
+            *_micro(MODELS, "graphs", 120),
+            *_micro(MODELS, "flashinfer", 40, "--cases", "3"),
+            *_micro(MODELS, "sdpa", 40, "--cases", "3"),
         ),
     ),
-    5: (Part("again", 120, _again), Part("counters", 150, _counters)),
-}
-"""Limits in seconds; what is expected is less. Together a step takes at most eight minutes."""
+    Step("hybrids", 120, _micro(HYBRIDS, "graphs", 60, "--cases", "5")),
+    Step(
+        "moves",
+        100,
+        (
+            _own("rates", "truth", 40),
+            _own("moves", "moves", 30),
+            _own("killed", "moves", 30, "--killed"),
+            _own("nccl", "moves", 30, "--nccl"),
+            _moving("b07", 60, "--rounds 15", "--rounds 1 --tiny"),
+        ),
+    ),
+    Step(
+        "whole",
+        400,
+        (
+            Part("checkpoint", 60, _checkpoint),
+            _on_checkpoint("cost_model", "cost_file", 130),
+            *(_on_checkpoint(f"whole_{way}", "whole", 60, "--way", way) for way in WAYS),
+        ),
+    ),
+    Step("again", 200, (Part("again", 90, _again), Part("counters", 110, _counters))),
+)
+"""In the order of their worth. The parts of a step end within its limit, whatever happens to some of them."""

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.gpu.tiny import tiny
 from hydrainfer.checkpoint import ModelConfig, read_config
 from hydrainfer.core import Role
-from hydrainfer.models import DTYPES, Model
+from hydrainfer.models import DTYPES, Model, attentions_of
 from hydrainfer.ops import OpSet, select_ops
 from hydrainfer.planner.costs import BatchShape
 from tests.checkpoints import make_llava
-from tests.checkpoints_qwen import make_qwen
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "models"
 VISION = {  # of LLaVA-1.5: CLIP ViT-L/14 at 336 pixels
@@ -42,9 +42,11 @@ class Room(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A model to measure: pictures of `size` pixels, up to 16 of them; language batches that fit a GPU of 80 GB."""
+    """A model to measure: pictures of `size` pixels, up to 16 of them, if it takes any; language batches that fit a GPU
+    of 80 GB. `kind`: the tiny model of its family that takes its place in a dry run, one of `tiny.MAKERS`."""
 
-    size: tuple[int, int]
+    kind: str
+    size: tuple[int, int] | None
     rooms: tuple[Room, ...]
 
 
@@ -58,6 +60,7 @@ def _chunks(*lengths: int) -> tuple[BatchShape, ...]:
 
 MODELS = {
     "llava-1.5-7b": Shape(  # 0.5 MiB of KV per token
+        "llava",
         (336, 336),
         (
             Room(33, 2064, (*_decodes((1, 32), (512, 2048)), *_chunks(512, 2048))),
@@ -65,22 +68,20 @@ MODELS = {
         ),
     ),
     "qwen2-vl-7b": Shape(  # 56 KiB
+        "qwen2_vl",
         (672, 672),
         (Room(128, 2064, (*_decodes((1, 32, 128), (512, 2048)), *_chunks(512, 2048))), Room(2, 8192, _chunks(8192))),
     ),
+    "gpt-oss-20b": Shape("gpt_oss", None, (Room(32, 2064, (*_decodes((1, 32), (512,)), *_chunks(2048))),)),
+    "qwen3.5-9b": Shape("qwen3_5", (672, 672), (Room(32, 2064, (*_decodes((1, 32), (512,)), *_chunks(2048))),)),
 }
 PICTURES = (1, 4, 8, 16)
-TINY = Shape((56, 56), (Room(4, 64, (*_decodes((1, 3), (16, 40)), *_chunks(16, 48))), Room(2, 96, _chunks(96))))
+TINY = Shape("", (56, 56), (Room(4, 64, (*_decodes((1, 3), (16, 40)), *_chunks(16, 48))), Room(2, 96, _chunks(96))))
 
 
-def folder_of(name: str, tiny: Path | None) -> Path:
-    """The configuration of a 7B model, or a tiny model of its family that is made below `tiny`."""
-    if tiny is None:
-        return CONFIGS / name
-    out = tiny / f"tiny-{name}"
-    if not (out / "config.json").exists():
-        make_qwen("qwen2_vl", out) if name.startswith("qwen") else make_llava(out)
-    return out
+def folder_of(name: str, models: Path | None) -> Path:
+    """The configuration of a model, or a tiny model of its family that is made below `models`."""
+    return CONFIGS / name if models is None else tiny(MODELS[name].kind, models)
 
 
 def random_model(
@@ -88,7 +89,9 @@ def random_model(
 ) -> Model:
     """A model of both towers, of which nothing but config.json is read."""
     config = config or read_config(folder)
-    ops = ops or select_ops(device, DTYPES[dtype], config.text.head_dim)
+    ops = ops or select_ops(
+        device, DTYPES[dtype], config.text.head_dim, attentions=attentions_of(config, Role.parse("EPD"), DTYPES[dtype])
+    )
     with torch.inference_mode():
         model = Model(config, Role.parse("EPD"), ops, DTYPES[dtype], device)
         draw(model)
@@ -108,11 +111,13 @@ def draw(model: Model, seed: int = 0) -> None:
             weight.fill_(1.0 if name.endswith("weight") else 0.0)
 
 
+INDEX = "model.safetensors.index.json"
+_SHARD_BYTES = 2 << 30
+
+
 def make_checkpoint(out: Path, device: torch.device) -> None:
     """A checkpoint that any part of the project loads: a tiny one's tokenizer and preprocessing with the shapes of
-    LLaVA-1.5-7B (14 GB; on a CPU those of the tiny one) and weights drawn on the device."""
-    from safetensors.torch import save_file
-
+    LLaVA-1.5-7B (14 GB; on a CPU those of the tiny one) and weights drawn on the device. The index is written last."""
     dry = device.type == "cpu"
     make_llava(out, image_size=56 if dry else VISION["image_size"])
     if not dry:
@@ -120,8 +125,24 @@ def make_checkpoint(out: Path, device: torch.device) -> None:
         config["text_config"] |= TEXT
         config["vision_config"] |= VISION
         (out / "config.json").write_text(json.dumps(config))
-    weights = {}
-    for name, slot in random_model(out, device, "bfloat16").slots().items():
+    slots = random_model(out, device, "bfloat16").slots()
+    (out / "model.safetensors").unlink()
+    written: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+    for name, slot in slots.items():
         assert isinstance(slot.into, torch.Tensor)
-        weights[name] = slot.into.cpu().reshape(slot.expected).contiguous()
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+        shard[name] = slot.into.cpu().reshape(slot.expected).contiguous()
+        if sum(weight.nbytes for weight in shard.values()) > _SHARD_BYTES:
+            _save_shard(out, shard, written)
+    _save_shard(out, shard, written)
+    (out / INDEX).write_text(json.dumps({"weight_map": written}))
+
+
+def _save_shard(out: Path, shard: dict[str, torch.Tensor], written: dict[str, str]) -> None:
+    """Write the tensors to a file of their own, note its name, and forget them: so the host never holds all."""
+    from safetensors.torch import save_file
+
+    file = f"model-{len(set(written.values())) + 1:05}.safetensors"
+    save_file(shard, out / file, metadata={"format": "pt"})
+    written |= dict.fromkeys(shard, file)
+    shard.clear()

@@ -1,7 +1,7 @@
 """The assembly of running instances from a configuration; the only package that names the others' concrete classes.
 Only the commands and the offline API import it."""
 
-from hydrainfer.assemble.model import Progress
+from hydrainfer.assemble.model import Progress, free_unused
 from hydrainfer.assemble.server import ServerParts, start_instance
 
-__all__ = ["Progress", "ServerParts", "start_instance"]
+__all__ = ["Progress", "ServerParts", "free_unused", "start_instance"]

@@ -16,6 +16,7 @@ from hydrainfer.cache import CacheSpec
 from hydrainfer.config.shipped import shipped
 from hydrainfer.core import ConfigError
 from hydrainfer.metrics import at_quantile
+from hydrainfer.ops import block_copier
 from hydrainfer.planner.costs import Copies, read_hardware
 from hydrainfer.storage import BlockStore, Exports, Routes, needs_shared
 
@@ -80,7 +81,8 @@ def _by(transport: str, device: str, spec: CacheSpec, sizes: list[int], seconds:
         if not ours.poll(_START_S):
             raise ConfigError(f"the other process did not start within {_START_S:.0f} s")
         handle = ours.recv()
-        routes = Routes(transport, torch.device(device), secret=_SECRET)
+        on = torch.device(device)
+        routes = Routes(transport, on, secret=_SECRET, copy_blocks=block_copier(on))
         store = _store(spec, n_blocks, device, transport)
         draw, until_s, found = random.Random(0), time.perf_counter() + seconds, []
         stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None  # as in pulls

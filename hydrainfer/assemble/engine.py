@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 
-from hydrainfer.assemble.model import Progress, lanes_for, load_for, runners_for
+from hydrainfer.assemble.model import Progress, attention_and_graphs, lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import (
     GIB,
     ahead_of,
@@ -31,7 +31,7 @@ from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Runner, Shifts,
 from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import Model
-from hydrainfer.ops import block_copier
+from hydrainfer.ops import block_copier, settle
 from hydrainfer.runtime import (
     EmulatedDevice,
     EmulatedRunner,
@@ -117,18 +117,22 @@ def build_engine(
     landing = landing_sizes(config, described, role, dtype, sizing.n_context)
     stores, clear = _stores(sizes, device, shared=node is not None and needs_shared(config.transport, device))
     hosted = _host_stores(landing, device)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # lanes and copies have their own streams, which do not wait for this one
+    settle(device)  # lanes and copies have their own streams, which do not wait for this one
     caches = CacheSet(*sizes, None if model is None else clear)
     scheduler = _scheduler(config, role, caches, overlap, CacheSet(landing))
     engines: list[Engine] = []  # the engine, once it exists: lanes already run before, to capture graphs
+    runners: Mapping[Lane, Runner]
+    computed: Facts = {}
     if model is None:
         assert sizing.cost is not None
         runners = _emulated(described, role, stores, around, sizing.cost, overlap)
     else:
         busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.lanes.busy(lane) for e in engines)
         lanes |= lanes_for(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
-        runners = runners_for(config, model, lanes, stores, around.pixels, around.grammars)
+        runners = of_model = runners_for(config, model, lanes, stores, around.pixels, around.grammars)
+        computed = _operators(model)
+        if device.type == "cuda":
+            computed["attention"], computed["graphs"] = attention_and_graphs(config, model, of_model)
     engine = Engine(
         scheduler,
         runners,
@@ -144,7 +148,7 @@ def build_engine(
     )
     engines.append(engine)
     kv_tokens = tokens_in(sizes.most)
-    facts = _facts(config, settled, sizing.n_threads, sizes.blocks, hosted, model)
+    facts = _facts(config, settled, sizing.n_threads, sizes.blocks, hosted, model is None) | computed
     return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
 
 
@@ -154,12 +158,12 @@ def _facts(
     n_threads: int,
     blocks: dict[CacheSpec, int],
     hosted: dict[str, BlockStore],
-    model: Model | None,
+    emulated: bool,
 ) -> Facts:
     """The resolved options of the engine, for people. `blocks`: the number of each cache; `hosted`: the stores in host
     memory."""
     return {
-        "device": str(settled.device) if model is not None else "emulated",
+        "device": "emulated" if emulated else str(settled.device),
         "dtype": settled.dtype,
         **({} if config.quantization == "none" else {"quantization": config.quantization}),
         "threads": n_threads,
@@ -167,7 +171,6 @@ def _facts(
         **({"async_scheduling": "on"} if settled.ahead else {}),
         **_gib_by_option(blocks),
         **({"landing_gib": round(sum(s.n_bytes for s in hosted.values()) / GIB, 3)} if hosted else {}),
-        **({} if model is None else _operators(model)),
     }
 
 

@@ -127,14 +127,15 @@ def start_cluster(
     if config.cluster_host in ("0.0.0.0", "::", "[::]", "*"):
         raise ConfigError("cluster_host must be the IP that other machines reach, no wildcard", param="cluster_host")
     cost, device = cost_model_of(config), torch_device(config)
-    specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
+    by_ray = choose_launcher(config, specs) == "ray"  # instances of one process share its GPU, and nothing is placed
+    specs = settle(specs, config, on_gpu=by_ray and device.type == "cuda" and cost is None)
     births = {
         s.name: Birth(
             own_options(config, s), described, n_context, eos_ids, cost, block_bytes(config, described, s.role)
         )
         for s in specs
     }
-    launcher, folder = _launcher_of(config, specs, births)
+    launcher, folder = _launcher_of(config, specs, births, by_ray)
     remote = None if config.cluster_host is None else f"tcp://{in_url(config.cluster_host)}:*"
     keys = None if remote is None else Keys.new()
     roster = Roster({s.name: s.role for s in specs}, config.balancing)
@@ -187,13 +188,13 @@ def _check_alike(name: str, caches: CacheSet, theirs: Mapping[str, int]) -> None
 
 
 def _launcher_of(
-    config: ServeConfig, specs: Sequence[InstanceSpec], births: dict[str, Birth]
+    config: ServeConfig, specs: Sequence[InstanceSpec], births: dict[str, Birth], by_ray: bool
 ) -> tuple[InProcess | RayLauncher, RunFolder]:
     """The launcher of the instances, and the run's folder."""
-    if choose_launcher(config, specs) != "ray":
+    if not by_ray:
         check_in_process(config.transport)
         return InProcess(partial(build_node, births, LocalExports())), RunFolder(for_ray=False)
-    check_between_processes(config.transport)
+    check_between_processes(config.transport, [spec.share.gpus or 0.0 for spec in specs])
     from hydrainfer.cluster.ray import RayLauncher
 
     folder = RunFolder(for_ray=config.ray_address is None)

@@ -12,20 +12,22 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import torch
 
 from hydrainfer.assemble.copies import measure_copies
-from hydrainfer.assemble.rig import Rig
-from hydrainfer.assemble.sizes import torch_device
+from hydrainfer.assemble.grid import GPU_GRID, Case, Grid, blocks_of, bytes_of, cases_of, fitting
+from hydrainfer.assemble.rig import Rig, load_whole, pictures_of, specs_for
+from hydrainfer.assemble.sizes import free_bytes, torch_device
+from hydrainfer.assemble.workspace import Rows, workspace_bytes
 from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
 from hydrainfer.metrics import at_quantile
+from hydrainfer.models import Model
 from hydrainfer.planner.costs import BatchShape, BatchTime, Copies, CostFile, fit_cost
 
 OnMeasured = Callable[[float, str], None]
@@ -37,49 +39,6 @@ _FEW = 10  # the fewest samples that may be enough
 _KNOWN = 0.02  # the standard error of a median, as a share of it, below which samples are enough
 _COPIES_SHARE = 0.15  # the share of the time for copies
 _QUIET_CORES = 0.1  # the share of the cores that other processes may use before the measurement
-
-
-class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """The grid of measurements. `sizes`: those of pictures, in pixels. Chunks are prefilled alone after a context of
-    each of `starts`, and together with `mixed` decodes of every context. Each of `beside`, (decodes, chunk), runs
-    beside vision batches of `pictures_beside` pictures. Cases that do not fit the model's context are left out."""
-
-    sizes: tuple[tuple[int, int], ...] = ((336, 336), (640, 480), (1024, 768))
-    pictures: tuple[int, ...] = (1, 2, 4, 8)
-    chunks: tuple[int, ...] = (16, 64, 128, 256, 512, 1024, 2048)
-    starts: tuple[int, ...] = (0, 256, 1024)
-    decodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    contexts: tuple[int, ...] = (64, 256, 1024)
-    mixed: tuple[int, ...] = (4, 16)
-    beside: tuple[tuple[int, int], ...] = ((1, 0), (16, 0), (16, 64), (16, 256), (0, 256))
-    pictures_beside: tuple[int, ...] = (1, 4)
-
-    @property
-    def n_context(self) -> int:
-        return max([*(c + 1 for c in self.contexts), *(s + c for s in self.starts for c in self.chunks)])
-
-    @property
-    def n_sequences(self) -> int:
-        return max([*self.decodes, *self.mixed, *(n for n, _ in self.beside)]) + 1
-
-
-GPU_GRID = Grid(
-    pictures=(1, 2, 4, 8, 16),
-    chunks=(16, 128, 512, 1024, 2048, 4096, 8192),
-    starts=(0, 1024, 4096),
-    decodes=(1, 4, 16, 32, 64, 128, 256),
-    contexts=(256, 1024, 4096, 8191),
-    mixed=(16, 64),
-    beside=((1, 0), (64, 0), (64, 256), (64, 1024), (0, 2048)),
-)
-"""The grid for a GPU, which serves more and longer requests at once."""
-
-
-class _Case(NamedTuple):
-    """A batch of one lane or, with `beside`, batches of both lanes, the vision batch first."""
-
-    work: BatchShape
-    beside: BatchShape | None = None
 
 
 class _JournalLine(msgspec.Struct, omit_defaults=True):
@@ -123,24 +82,61 @@ def measure_model(
     transports = (("cuda-ipc", "tcp") if on_gpu else ("shared-memory", "tcp")) if transports is None else transports
     note = _note(busy_cores(1.0))
     say(0.0, "loading the model")
-    rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, grid.n_context)
-    device = str(rig.model.device)
-    head = _JournalHead(name_of(model_folder(config)), device, rig.dtype, rig.n_threads, config.quantization)
+    loaded = load_whole(config)
+    cases, too_large = _cases(loaded, config, grid)
+    if too_large:
+        say(0.0, f"too large for the free memory, and left out: {'; '.join(case.title for case in too_large)}")
+    rig = _rig(loaded, config, grid, cases)
+    head = _JournalHead(
+        name_of(model_folder(config)), str(loaded.device), rig.dtype, rig.n_threads, config.quantization
+    )
     try:
         samples = _Journal(journal, head)
-        budget_s = 60.0 * minutes * (1 - _COPIES_SHARE if transports else 1.0)
-        _measure(rig, _cases(grid, rig), samples, budget_s, say)
-        copies: list[Copies] = []
-        if transports:
-            specs = [*([] if rig.embed is None else [rig.embed]), *rig.kv]
-            copies = measure_copies(specs, transports, device, 60.0 * minutes * _COPIES_SHARE, say)
+        _measure(rig, cases, samples, 60.0 * minutes * (1 - _COPIES_SHARE if transports else 1.0), say)
     finally:
         rig.close()
+    copies: list[Copies] = []
+    if transports:
+        specs = [*([] if rig.embed is None else [rig.embed]), *rig.kv]
+        copies = measure_copies(specs, transports, head.device, 60.0 * minutes * _COPIES_SHARE, say)
     points = samples.points()
     _check_seen(points, bool(rig.picture_tokens), minutes)
     file = _fitted(head, note, points, copies)
+    if too_large:
+        left = f"{len(too_large)} batches, from {too_large[0].title} on, did not fit the memory and were not measured"
+        file = msgspec.structs.replace(file, note="; ".join(filter(None, (file.note, left))))
     say(1.0, "done")
     return file
+
+
+def _cases(model: Model, config: ServeConfig, grid: Grid) -> tuple[list[Case], list[Case]]:
+    """The cases of `grid` that fit the model's context and, on a GPU, the free memory; and those too large for it."""
+    described = model.config
+    tokens = sorted(pictures_of(described, grid.sizes))
+    kv, embed = specs_for(model, config)
+    n_embeddings = max(grid.pictures) * max(tokens, default=0)
+    room = _room(model, config, grid, n_embeddings)
+    if embed is not None:
+        room -= max(grid.pictures) * embed.blocks_for(tokens[-1]) * embed.block_bytes
+    cases = cases_of(grid, described.text.context, tokens, lambda work: bytes_of(blocks_of(work, kv)) <= room)
+    kept = fitting(cases, kv, room)
+    return kept, [case for case in cases if case not in kept]
+
+
+def _room(model: Model, config: ServeConfig, grid: Grid, n_embeddings: int) -> float:
+    """The bytes that caches may have. On a CPU there is no limit."""
+    if model.device.type == "cpu":
+        return math.inf
+    most = max(*grid.decodes, *grid.mixed)
+    rows = Rows(max(grid.chunks) + most, most, model.config.text.context, n_embeddings)
+    dtype = str(model.dtype).removeprefix("torch.")
+    beside = workspace_bytes(model.config, model.role, dtype, rows, config.block_tokens)
+    return free_bytes(config, model.device, config.gpu_share, model.weight_bytes) - beside
+
+
+def _rig(model: Model, config: ServeConfig, grid: Grid, cases: Sequence[Case]) -> Rig:
+    works = [case.language for case in cases]
+    return Rig(config, grid.sizes, max(grid.pictures), [work for work in works if work is not None], model)
 
 
 def _fitted(head: _JournalHead, note: str, points: Sequence[BatchTime], copies: Sequence[Copies]) -> CostFile:
@@ -181,39 +177,18 @@ def _check_seen(points: Sequence[BatchTime], sees: bool, minutes: float) -> None
         )
 
 
-def _cases(grid: Grid, rig: Rig) -> list[_Case]:
-    """All cases of `grid` that fit the model, short ones first."""
-    limit = rig.n_context
-    contexts = [c for c in grid.contexts if c < limit]
-    context = contexts[len(contexts) // 2]
-    cases = {_Case(BatchShape(decodes=n, context=c)): None for c in contexts for n in grid.decodes}
-    chunks = [(c, s) for s in grid.starts for c in grid.chunks if s + c <= limit]
-    cases |= {_Case(BatchShape(chunk=c, start=s)): None for c, s in chunks}
-    for c in (c for c, s in chunks if s == 0):
-        cases |= {_Case(BatchShape(chunk=c, decodes=n, context=x)): None for n in grid.mixed for x in contexts}
-    for tokens in rig.picture_tokens:
-        cases |= {_Case(BatchShape(pictures=n, tokens=tokens)): None for n in grid.pictures}
-        for n in grid.pictures_beside:
-            vision = BatchShape(pictures=n, tokens=tokens)
-            for decodes, chunk in grid.beside:
-                if chunk <= limit:
-                    language = BatchShape(chunk=chunk, decodes=decodes, context=context if decodes else 0)
-                    cases |= {_Case(language): None, _Case(vision): None, _Case(vision, language): None}
-    return list(cases)
-
-
-def _measure(rig: Rig, cases: list[_Case], samples: _Journal, budget_s: float, say: OnMeasured) -> None:
+def _measure(rig: Rig, cases: list[Case], samples: _Journal, budget_s: float, say: OnMeasured) -> None:
     """Repeat passes over all cases until the time is up or each is known; at least one case, so that there is a
     result."""
     begin_s = time.perf_counter()
-    warm: set[_Case] = set()
+    warm: set[Case] = set()
     while todo := [c for c in cases if not samples.known(c)]:
         for case in todo:
             spent_s = time.perf_counter() - begin_s
             if spent_s > budget_s and warm:
                 return
             done = len(warm) / len(cases) if len(warm) < len(cases) else 1.0
-            say(min(1.0, max(spent_s / budget_s, 0.0)), f"{_title(case)} ({done:.0%} of the cases seen)")
+            say(min(1.0, max(spent_s / budget_s, 0.0)), f"{case.title} ({done:.0%} of the cases seen)")
             if case not in warm:
                 warm.add(case)
                 if case.beside is None:
@@ -221,7 +196,7 @@ def _measure(rig: Rig, cases: list[_Case], samples: _Journal, budget_s: float, s
             samples.add(case, *_sample(rig, case))
 
 
-def _sample(rig: Rig, case: _Case) -> tuple[list[float], list[float]]:
+def _sample(rig: Rig, case: Case) -> tuple[list[float], list[float]]:
     if case.beside is not None:
         return rig.run_beside(case.work, case.beside, _BESIDE_S, 2)
     took: list[float] = []
@@ -235,7 +210,7 @@ class _Journal:
 
     def __init__(self, path: Path | None, head: _JournalHead) -> None:
         self._path = path
-        self._seen: dict[_Case, tuple[list[float], list[float]]] = {}
+        self._seen: dict[Case, tuple[list[float], list[float]]] = {}
         if path is None:
             return
         try:
@@ -247,11 +222,11 @@ class _Journal:
         except OSError as e:
             raise ConfigError(f"cannot write {path}: {e.strerror}", param="out") from None
 
-    def known(self, case: _Case) -> bool:
+    def known(self, case: Case) -> bool:
         """Whether there are enough samples of a case, or their median is certain enough."""
         return all(map(_is_known, self._seen.get(case, ([], []))[: 1 if case.beside is None else 2]))
 
-    def add(self, case: _Case, seconds: list[float], beside_seconds: list[float]) -> None:
+    def add(self, case: Case, seconds: list[float], beside_seconds: list[float]) -> None:
         self._keep(case, seconds, beside_seconds)
         if self._path is not None:
             rounded, others = ([round(s, 7) for s in some] for some in (seconds, beside_seconds))
@@ -268,7 +243,7 @@ class _Journal:
                 found.append(_point(beside, work, others))
         return found
 
-    def _keep(self, case: _Case, seconds: list[float], beside_seconds: list[float]) -> None:
+    def _keep(self, case: Case, seconds: list[float], beside_seconds: list[float]) -> None:
         mine, others = self._seen.setdefault(case, ([], []))
         mine += seconds
         others += beside_seconds
@@ -290,7 +265,7 @@ class _Journal:
                 entry = msgspec.json.decode(line, type=_JournalLine)
             except msgspec.DecodeError:
                 continue  # cut off when the run was stopped
-            self._keep(_Case(entry.work, entry.beside), entry.seconds, entry.beside_seconds)
+            self._keep(Case(entry.work, entry.beside), entry.seconds, entry.beside_seconds)
 
 
 def _is_known(seconds: Sequence[float]) -> bool:
@@ -305,23 +280,6 @@ def _point(work: BatchShape, beside: BatchShape | None, seconds: list[float]) ->
     ordered = sorted(seconds)
     least, p50, p90 = (round(s, 7) for s in (ordered[0], statistics.median(ordered), at_quantile(ordered, 0.9)))
     return BatchTime(work=work, beside=beside, n=len(ordered), min_s=least, p50_s=p50, p90_s=p90)
-
-
-def _title(case: _Case) -> str:
-    return " beside ".join(
-        f"encode {w.pictures} × {w.tokens}"
-        if w.is_vision
-        else " + ".join(
-            part
-            for n, part in (
-                (w.chunk, f"prefill {w.chunk} at {w.start}"),
-                (w.decodes, f"decode {w.decodes} × {w.context}"),
-            )
-            if n
-        )
-        for w in case
-        if w is not None
-    )
 
 
 def _note(busy: float) -> str:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
+
+import torch
 
 from hydrainfer.assemble.sizes import quantization_of, torch_device
 from hydrainfer.cache import for_stage
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import Lane, PixelSource, Role, Stage
-from hydrainfer.engine import Runner
 from hydrainfer.grammar import Grammars
-from hydrainfer.models import DTYPES, Model, load_model
-from hydrainfer.ops import select_ops
-from hydrainfer.runtime import LaneThread, LanguageRunner, ThreadCount, VisionRunner, capture_for, capture_passes_for
+from hydrainfer.models import DTYPES, Model, attentions_of, load_model
+from hydrainfer.ops import alone, select_ops
+from hydrainfer.runtime import (
+    LaneThread,
+    LanguageRunner,
+    ThreadCount,
+    VisionRunner,
+    capture_for,
+    capture_passes_for,
+    no_graphs,
+    no_pass_graphs,
+)
 from hydrainfer.storage import BlockStore
 
 Progress = Callable[[int, int], None]
@@ -38,6 +49,7 @@ def load_for(
         use_native=config.native_kernels,
         threads=n_threads,
         quantization=quantization_of(config, device),
+        attentions=attentions_of(described, role, kind, config.block_tokens),
     )
     return load_model(model_folder(config), role, device, dtype, on_progress, ops, described, pause)
 
@@ -78,9 +90,9 @@ def runners_for(
     stores: Mapping[str, BlockStore],
     pixels: PixelSource,
     grammars: Grammars | None = None,
-) -> dict[Lane, Runner]:
+) -> dict[Lane, VisionRunner | LanguageRunner]:
     """The runner of each lane, with its CUDA graphs captured. `stores`: the caches by name."""
-    runners: dict[Lane, Runner] = {}
+    runners: dict[Lane, VisionRunner | LanguageRunner] = {}
     if model.vision is not None:
         embeds = for_stage((store.spec for store in stores.values()), Stage.ENCODE)
         assert embeds is not None, "a vision tower without a cache for what it makes"
@@ -94,3 +106,26 @@ def runners_for(
         language.capture()
         runners[Lane.LANGUAGE] = language
     return runners
+
+
+def free_unused() -> None:
+    """Free what nothing uses any more: objects that refer to each other, and on CUDA the memory that torch keeps for
+    later allocations, which other processes, and `mem_get_info`, take to be in use."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        with alone():  # it would break a capture under way
+            torch.cuda.empty_cache()
+
+
+def attention_and_graphs(
+    config: ServeConfig, model: Model, runners: Mapping[Lane, VisionRunner | LanguageRunner]
+) -> tuple[str, str]:
+    """What attends over each cache, and what is replayed from CUDA graphs or why not; a line each."""
+    attention = dict(model.ops.chosen)["attention"]
+    caches = attentions_of(model.config, model.role, model.dtype, config.block_tokens)
+    found = []
+    for lane, runner in runners.items():
+        what, why = ("pictures", no_pass_graphs) if lane is Lane.VISION else ("decodes", no_graphs)
+        reason = (why(model) or "capturing failed") if config.cuda_graphs else "cuda_graphs is off"
+        found.append(f"{what}: {'replayed' if runner.has_graphs else f'not replayed, {reason}'}")
+    return "\n".join(f"{each.cache}: {attention}" for each in caches), "\n".join(found)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
+from hydrainfer.assemble.workspace import Rows, workspace_bytes
 from hydrainfer.cache import (
     TOKENS_PER_RUNNING,
     CacheSizes,
@@ -32,9 +33,6 @@ from hydrainfer.processor import ModelDescription
 from hydrainfer.scheduler import ENOUGH_S, Budgets
 
 GIB = 1 << 30
-_CUDA_WORKSPACE_BYTES = 2 * GIB
-"""The GPU memory kept free for everything except weights and caches: the widest rows of a pass, FlashInfer's workspace,
-the CUDA graphs of both lanes. Each lane's graphs share a memory pool of the size that the largest one needs."""
 _SHORT_CHAT, _USUAL_PICTURE = 64, 1024  # tokens
 
 
@@ -53,8 +51,15 @@ def check_in_process(transport: str) -> None:
         )
 
 
-def check_between_processes(transport: str) -> None:
-    """Check that instances in separate processes can use the transport. Raises `ConfigError`."""
+def check_between_processes(transport: str, gpu_shares: Sequence[float] = ()) -> None:
+    """Check that instances in separate processes, each with such a share of a GPU, can use the transport. Raises
+    `ConfigError`."""
+    if transport == "nccl" and any(0.0 < share < 1.0 for share in gpu_shares):
+        raise ConfigError(
+            "transport nccl cannot copy between instances that share a GPU: NCCL refuses two ranks on one device; use "
+            "cuda-ipc or auto",
+            param="transport",
+        )
     if transport == "local":
         raise ConfigError(
             "transport local is for instances in one process: add --launcher inproc, or use shared-memory or auto",
@@ -150,7 +155,13 @@ def cache_sizes(
     options = {spec.size_option: getattr(config, spec.size_option) for spec in specs}
     given = {option: int(gib * GIB) for option, gib in options.items() if gib is not None}
     _check_given(given, specs, wishes)
-    sizes = size_caches(specs, wishes, _free_bytes(config, device, share, weight_bytes), given)
+    free = free_bytes(config, device, share, weight_bytes)
+    if device.type == "cuda":
+        budgets = budgets_of(config, "free")
+        embeddings = min(budgets.image_tokens, budgets.images * wishes.picture_tokens)
+        rows = Rows(max(budgets.tokens, budgets.running), budgets.running, n_context, embeddings)
+        free -= workspace_bytes(model, role, dtype, rows, config.block_tokens)
+    sizes = size_caches(specs, wishes, free, given)
     if too_small(sizes, wishes):
         wants = [f"{spec.size_noun} {spec.least(wishes) * spec.block_bytes}" for spec in specs]
         raise ConfigError(
@@ -237,11 +248,13 @@ def _total_bytes(device: torch.device) -> int:
     return memory_bytes()
 
 
-def _free_bytes(config: ServeConfig, device: torch.device, share: float, weight_bytes: int) -> float:
-    """The bytes left for caches. On CUDA, `share` is a share of the device, including this instance's weights, whatever
-    others in the process hold. On a CPU it is a share of half of the free memory."""
+def free_bytes(config: ServeConfig, device: torch.device, share: float, weight_bytes: int) -> float:
+    """The bytes left for caches and for what else an instance needs (`workspace_bytes`). On CUDA, `share` is a share of
+    the device, including this instance's weights, whatever others in the process hold; memory that torch has reserved
+    and does not use counts as free. On a CPU it is a share of half of the free memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         ours = config.gpu_memory_fraction * share * total - weight_bytes
-        return min(free - (1 - config.gpu_memory_fraction) * total, ours) - _CUDA_WORKSPACE_BYTES
+        return min(free - (1 - config.gpu_memory_fraction) * total, ours)
     return free_memory_bytes() / 2 * share  # half: other processes need memory, too

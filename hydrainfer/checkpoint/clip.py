@@ -11,7 +11,7 @@ import msgspec
 
 from hydrainfer.checkpoint.files import preprocessing, require
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import ClipSettings
+from hydrainfer.checkpoint.pixels import ClipSettings, stated
 
 Points = tuple[tuple[int, int], ...]
 PINPOINTS: Points = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
@@ -120,7 +120,7 @@ def llava_next(hf: Any, path: Path) -> AnyresConfig:
         path,
         f"preprocessor_config.json has size {size} and crop_size {crop}, but the vision tower takes ({side}, {side})",
     )
-    expected, found = (tuple(tuple(p) for p in ps) for ps in (points, given.get("image_grid_pinpoints", PINPOINTS)))
+    expected, found = (tuple(tuple(p) for p in ps) for ps in (points, stated(given, "image_grid_pinpoints", PINPOINTS)))
     require(
         expected == found,
         path,

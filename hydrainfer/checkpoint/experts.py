@@ -43,6 +43,10 @@ class Experts:
     stored: Literal["apart", "stacked", "together", "mxfp4"] = "apart"
 
 
+_GPT_OSS_LIMIT, _GPT_OSS_ALPHA = 7.0, 1.702
+"""Of releases of transformers whose configuration has no fields for them: up to 5.17, they are numbers in its code."""
+
+
 def gpt_oss(hf: Any, path: Path) -> Experts:
     quantization = getattr(hf, "quantization_config", None)
     return _checked(
@@ -53,8 +57,8 @@ def gpt_oss(hf: Any, path: Path) -> Experts:
             intermediate=hf.intermediate_size,
             router="chosen",
             biased=True,
-            limit=hf.swiglu_limit,
-            alpha=hf.swiglu_alpha,
+            limit=getattr(hf, "swiglu_limit", _GPT_OSS_LIMIT),
+            alpha=getattr(hf, "swiglu_alpha", _GPT_OSS_ALPHA),
             stored="mxfp4" if quantization else "together",
         ),
         path,

@@ -194,13 +194,19 @@ def architecture_of(path: str | Path) -> str:
     require(path.is_dir(), path, f"is not a directory; {what}")
     require((path / "config.json").exists(), path, f"config.json is missing; {what}")
     raw = read_json(path / "config.json")
-    kind = raw.get("model_type")
-    name = str((raw.get("architectures") or [f"model_type {kind!r}"])[0])
-    require(name in FAMILIES, path, f"architecture {name} is not supported; supported: {_supported()}")
+    kind, names = raw.get("model_type"), raw.get("architectures") or []
+    if names:
+        name = next((n for n in names if n in FAMILIES), names[0])
+        require(name in FAMILIES, path, f"architecture {name} is not supported; supported: {_supported()}")
+    else:  # as transformers, whose classes for generation are found by the model type alone
+        name = next((n for n, family in FAMILIES.items() if family.model_type == kind), "")
+        require(bool(name), path, f"model_type {kind!r} is not supported; supported: {_supported()}")
     family = FAMILIES[name]
     fits = kind == family.model_type
     require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
     _check_wide(raw, family, path)
+    weights = raw.get("transformers_weights") or "model.safetensors"
+    require(weights == "model.safetensors", path, f"transformers_weights {weights!r} is not supported; leave it out")
     return name
 
 

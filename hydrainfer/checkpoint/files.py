@@ -42,17 +42,24 @@ def find_json(path: Path) -> dict[str, Any] | None:
 
 
 def preprocessing(path: Path, kind: str = "image") -> dict[str, Any] | None:
-    """The preprocessor configuration of pictures (or, with kind "video", of videos): a file of its own, or a section of
-    processor_config.json. Nulls are left out, also in nested objects. None if there is neither. Raises
-    `CheckpointError`."""
-    found = find_json(path / ("preprocessor_config.json" if kind == "image" else f"{kind}_preprocessor_config.json"))
-    if found is None:
-        found = (find_json(path / "processor_config.json") or {}).get(f"{kind}_processor")
-    return None if found is None else _without_nulls(found)
+    """The preprocessor configuration of pictures (or, with kind "video", of videos), from the first place that has one,
+    in the order of transformers: a section of processor_config.json, then a file of its own and, for videos, that of
+    the pictures. None if there is none. As in transformers, a switch that is null is off. Other nulls are left out,
+    except for those that transformers does not take for a default. Raises `CheckpointError`."""
+    found = (find_json(path / "processor_config.json") or {}).get(f"{kind}_processor")
+    names = (f"{kind}_preprocessor_config.json",) if kind != "image" else ()
+    for name in (*names, "preprocessor_config.json"):
+        found = find_json(path / name) if found is None else found
+    return None if found is None else _settled_nulls(found)
 
 
-def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
-    return {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in content.items() if v is not None}
+def _settled_nulls(content: dict[str, Any]) -> dict[str, Any]:
+    settled = {name: False if value is None and name in _SWITCHES else value for name, value in content.items()}
+    return {
+        name: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        for name, value in settled.items()
+        if value is not None or name in NO_DEFAULT
+    }
 
 
 def _check(content: Mapping[str, Any], path: Path, section: str, rules: Mapping[str, Rule]) -> None:
@@ -133,6 +140,12 @@ _SWITCHES = (
     "do_normalize",
     "cap_pixels_per_frame",
 )
+NO_DEFAULT = (
+    *("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std"),
+    *("patch_size", "merge_size", "temporal_patch_size", "image_grid_pinpoints"),
+)
+"""Fields of preprocessing that need a value where they are used: transformers has a default for those that are missing,
+and none for a null."""
 _POINTS = {"image_grid_pinpoints": _maybe(_called("a list of pairs of sides in pixels", _list(_list(_SIDE, 2))))}
 _MODEL: dict[str, Rule] = {
     **dict.fromkeys(_PARTS, _OBJECT),

@@ -1,6 +1,6 @@
 """The preprocessing of a checkpoint's pictures and videos, as preprocessor configurations describe it.
 
-`files.preprocessing` has checked each value and left out nulls. Missing values get the defaults of transformers'
+`files.preprocessing` has checked each value and left out most nulls. Missing values get the defaults of transformers'
 processors.
 """
 
@@ -15,6 +15,7 @@ from hydrainfer.core import CheckpointError
 
 BICUBIC = 3  # Pillow's number of the filter
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
+_HALF = (0.5, 0.5, 0.5)
 FrameTimes = Literal["counted", "timed", "told"]
 
 
@@ -30,14 +31,22 @@ class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def _settled(cls, given: Mapping[str, Any], **own: Any) -> Self:
-        rescale, normalise = given.get("do_rescale", True), given.get("do_normalize", True)
+        resize, rescale, normalise = (given.get(f"do_{name}", True) for name in ("resize", "rescale", "normalize"))
         return cls(
-            resample=given.get("resample", BICUBIC),
-            scale=given.get("rescale_factor", 1 / 255) if rescale else 1.0,
-            mean=tuple(map(float, given.get("image_mean", _MEAN))) if normalise else (0.0,) * 3,
-            std=tuple(map(float, given.get("image_std", _STD))) if normalise else (1.0,) * 3,
+            resample=stated(given, "resample", BICUBIC) if resize else BICUBIC,
+            scale=stated(given, "rescale_factor", 1 / 255) if rescale else 1.0,
+            mean=tuple(map(float, stated(given, "image_mean", _MEAN))) if normalise else (0.0,) * 3,
+            std=tuple(map(float, stated(given, "image_std", _STD))) if normalise else (1.0,) * 3,
             **own,
         )
+
+
+def stated(given: Mapping[str, Any], name: str, default: Any) -> Any:
+    """The value of a field, or the default if it is missing. Raises `CheckpointError` if it is null."""
+    value = given.get(name, default)
+    if value is None:
+        raise CheckpointError(f"preprocessor_config.json: {name} is null; give it a value, or leave it out")
+    return value
 
 
 class ClipSettings(PixelSettings, frozen=True, kw_only=True):
@@ -51,13 +60,10 @@ class ClipSettings(PixelSettings, frozen=True, kw_only=True):
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> ClipSettings:
         """Read a preprocessor configuration, in old and new spellings. Raises `CheckpointError`."""
-        size, crop = given.get("size", 224), given.get("crop_size", 224)
-        if isinstance(size, Mapping):
-            size = size.get("shortest_edge") or _pair(size, "size", "shortest_edge, or ")
         return cls._settled(
             given,
-            resize=size if given.get("do_resize", True) else None,
-            crop=_pair(crop, "crop_size") if given.get("do_center_crop", True) else None,
+            resize=_edges(stated(given, "size", 224)) if given.get("do_resize", True) else None,
+            crop=_pair(stated(given, "crop_size", 224), "crop_size") if given.get("do_center_crop", True) else None,
             pad=given.get("do_pad", False) and str(given.get("image_processor_type")).startswith("Llava"),
         )
 
@@ -96,7 +102,7 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
     def read(cls, given: Mapping[str, Any], default: PixelBounds = PICTURE_BOUNDS, patch: int = 14) -> QwenSettings:
         """Read the configuration of a picture or video preprocessor, in old and new spellings. Raises
         `CheckpointError`."""
-        size = given.get("size", {})
+        size = given.get("size") or {}
         if not isinstance(size, Mapping):
             raise CheckpointError("preprocessor_config.json: size must give shortest_edge and longest_edge")
         least, most = (
@@ -105,9 +111,9 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
         )
         return cls._settled(
             given,
-            patch=given.get("patch_size", patch),
-            merge=given.get("merge_size", 2),
-            temporal=given.get("temporal_patch_size", 2),
+            patch=stated(given, "patch_size", patch),
+            merge=stated(given, "merge_size", 2),
+            temporal=stated(given, "temporal_patch_size", 2),
             bounds=PixelBounds(least, most),
             resize=given.get("do_resize", True),
         )
@@ -136,7 +142,11 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
         cls, given: Mapping[str, Any], times: FrameTimes, tokens_per_second: float, pictures: QwenSettings
     ) -> QwenVideoSettings:
         """Read the configuration of a video preprocessor. `pictures`: the patch sizes and normalisation that the vision
-        tower takes. Raises `CheckpointError`."""
+        tower takes. Qwen3-VL's has other defaults than that of pictures, and bounds only as a size. Raises
+        `CheckpointError`."""
+        if times == "told":
+            bounds = ("min_pixels", "max_pixels")
+            given = {"image_mean": _HALF, "image_std": _HALF} | {k: v for k, v in given.items() if k not in bounds}
         frames = QwenSettings.read(given, _FRAME_BOUNDS[times], pictures.patch)
         cut, wanted = ((s.patch, s.merge, s.temporal, s.scale, s.mean, s.std) for s in (frames, pictures))
         if cut != wanted:
@@ -155,6 +165,15 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_tokens=given.get("max_video_tokens", 768 if times == "told" else 128_000),
             tokens_per_second=tokens_per_second,
         )
+
+
+def _edges(size: Any) -> int | tuple[int, int]:
+    """The length of the short edge, or (height, width). Raises `CheckpointError` for a bound on the long edge."""
+    if not isinstance(size, Mapping):
+        return size
+    if "longest_edge" in size:
+        raise CheckpointError("preprocessor_config.json: size.longest_edge is not supported for this model")
+    return size.get("shortest_edge") or _pair(size, "size", "shortest_edge, or ")
 
 
 def _pair(size: Any, name: str, before: str = "") -> tuple[int, int]:

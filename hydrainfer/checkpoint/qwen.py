@@ -176,4 +176,6 @@ def frame_pixels(v: Any, times: FrameTimes, path: Path) -> tuple[QwenSettings, Q
     )
     clips = preprocessing(path, "video")
     rate = float(getattr(v, "tokens_per_second", 1.0))
-    return pixels, QwenVideoSettings.read(given if clips is None else clips, times, rate, pixels)
+    if clips is None:
+        clips = given | {"image_mean": pixels.mean, "image_std": pixels.std}
+    return pixels, QwenVideoSettings.read(clips, times, rate, pixels)

@@ -13,16 +13,17 @@ _FILE_NAME = re.compile(r"[^/\0\\][^\0\\]{0,240}\.safetensors")  # relative
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The weight files of a checkpoint directory: one, or the shards its index names. Raises `CheckpointError`."""
+    """The weight files of a checkpoint directory: one or, if that is not there, the shards its index names, as in
+    transformers. Raises `CheckpointError`."""
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+    if single.is_file():
+        return [single]
     if index.exists():
         names = _indexed(index)
         missing = [n for n in names if not (path / n).is_file()]
         if missing:
             raise CheckpointError(f"{path}: {len(missing)} of {len(names)} weight files are missing: {missing[0]}")
         return [path / n for n in names]
-    if single.is_file():
-        return [single]
     other = next((p.name for pattern in ("*.bin", "*.pth", "*.gguf") for p in path.glob(pattern)), None)
     found = f"found {other}, which is not supported" if other else "no weight file found"
     raise CheckpointError(f"{path}: {found}; supported: model.safetensors or shards with model.safetensors.index.json")

@@ -1,4 +1,5 @@
-"""Counter-based randomness: the number for a token is f(seed, choice, position), so no generator state migrates."""
+"""Counter-based randomness: what is drawn for a token is a function of (seed, choice, position), so no generator state
+migrates."""
 
 from __future__ import annotations
 
@@ -13,9 +14,8 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments."""
+def draw_key(seed: int, choice: int, position: int) -> int:
+    """64 bits that depend on nothing but the arguments."""
     x = _mix((seed + _GOLDEN) & _MASK)
     x = _mix((x ^ (choice * _GOLDEN)) & _MASK)
-    x = _mix((x + (position + 1) * _GOLDEN) & _MASK)
-    return (x >> 11) * 2.0**-53
+    return _mix((x + (position + 1) * _GOLDEN) & _MASK)

@@ -11,6 +11,7 @@ import msgspec
 from hydrainfer.core.errors import InvalidRequest
 from hydrainfer.core.stage import Stage
 
+_LEAST_TOP_P = 1e-9
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -110,7 +111,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.min_tokens,
         )
         _check(0.0 <= self.temperature <= 2.0, "temperature", "must be between 0 and 2", self.temperature)
-        _check(0.0 < self.top_p <= 1.0, "top_p", "must be in (0, 1]", self.top_p)
+        _check(0.0 <= self.top_p <= 1.0, "top_p", "must be between 0 and 1", self.top_p)
+        if not self.top_p:  # OpenAI's least value, which leaves the likeliest token
+            msgspec.structs.force_setattr(self, "top_p", _LEAST_TOP_P)
         _check(self.top_k >= -1, "top_k", "must be -1 or 0 (off) or at least 1", self.top_k)
         _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1", self.min_p)
         _check(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "must be in [-2, 2]", self.presence_penalty)
@@ -159,7 +162,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < 1e-5
+        return self.temperature < 1e-5 or self.top_k == 1
 
     @property
     def penalised(self) -> bool:

@@ -5,11 +5,11 @@ block ownership. A new architecture is an entry in `checkpoint.FAMILIES` and a f
 """
 
 from hydrainfer.models.fingerprint import vision_fingerprint
-from hydrainfer.models.layers import Layers
+from hydrainfer.models.layers import Layers, layers_of
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache, Llama
 from hydrainfer.models.load import DTYPES, load_model
-from hydrainfer.models.model import Model, cache_specs
-from hydrainfer.models.picture import Bucket, Passes, PatchedPicture, VisionTower
+from hydrainfer.models.model import Model, attentions_of, cache_specs
+from hydrainfer.models.picture import Bucket, Passes, PassSize, PatchedPicture, VisionTower
 
 __all__ = [
     "DTYPES",
@@ -20,10 +20,13 @@ __all__ = [
     "Layers",
     "Llama",
     "Model",
+    "PassSize",
     "Passes",
     "PatchedPicture",
     "VisionTower",
+    "attentions_of",
     "cache_specs",
+    "layers_of",
     "load_model",
     "vision_fingerprint",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from hydrainfer.checkpoint import ClipConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Clip
-from hydrainfer.models.picture import Squares
+from hydrainfer.models.picture import PassSize, Squares
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
@@ -32,6 +32,11 @@ class ClipProjector:
         self.linear_2 = empty((width, width), dtype, device)
         self.bias_1 = empty((width,), dtype, device) if config.projector_bias else None
         self.bias_2 = empty((width,), dtype, device) if config.projector_bias else None
+
+    @staticmethod
+    def pass_size(c: ClipConfig) -> PassSize:
+        rows = c.patches + 1
+        return PassSize(_AT_ONCE * rows, Squares.sizes[-1] * rows, c.hidden, c.intermediate, rotates=False)
 
     def slots(self) -> dict[str, Slot]:
         found = self._clip.slots() | {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import FramesConfig
 from hydrainfer.models.patches import Arranged, Cut, Grid, PatchLayout, arrange, fits, room_for, rows_of
-from hydrainfer.models.picture import PatchedPicture
+from hydrainfer.models.picture import PassSize, PatchedPicture
 from hydrainfer.ops import OpSet, Segments, packed_bytes, stepping, to_device, upload
 
 _PASS_ROWS = 16_384
@@ -50,7 +50,12 @@ class FrameTower(ABC):
         self._mean = torch.tensor(c.pixels.mean, device=device)
         self._std = torch.tensor(c.pixels.std, device=device)
         self._layouts: dict[tuple[Grid, ...], PatchLayout] = {}
+        self._captured: Tensor | None = None  # the patches of all buckets, of which one is computed at a time
         self.through: Callable[[list[PatchedPicture]], Tensor] | None = None
+
+    @classmethod
+    def pass_size(cls, c: FramesConfig) -> PassSize:
+        return PassSize(_PASS_ROWS, max(cls.sizes, default=0), c.hidden, c.intermediate, rotates=True)
 
     @abstractmethod
     def _forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
@@ -92,7 +97,10 @@ class FrameTower(ABC):
         return next((n for n in self.sizes if fits(grids, self.cut, room_for(n, self.cut))), None)
 
     def bucket(self, size: int) -> _FrameBucket:
-        return _FrameBucket(self, size)
+        if self._captured is None:
+            shape = max(self.sizes), self.patch_numbers
+            self._captured = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return _FrameBucket(self, self._captured[:size])
 
     def _split(self, pictures: list[PatchedPicture]) -> Iterator[list[PatchedPicture]]:
         some: list[PatchedPicture] = []
@@ -158,11 +166,11 @@ class FrameTower(ABC):
 
 
 class _FrameBucket:
-    """A bucket for passes of up to `rows` patches."""
+    """A bucket for passes of up to as many patches as `patches` [rows, patch width] holds. Rows behind those of a pass
+    keep what another left there."""
 
-    def __init__(self, tower: FrameTower, rows: int) -> None:
-        self._tower, self._room = tower, room_for(rows, tower.cut)
-        self._patches = torch.zeros((rows, tower.patch_numbers), dtype=tower.dtype, device=tower.device)
+    def __init__(self, tower: FrameTower, patches: Tensor) -> None:
+        self._tower, self._room, self._patches = tower, room_for(len(patches), tower.cut), patches
         self._arrange = lru_cache(_KEPT_LAYOUTS)(partial(arrange, cut=tower.cut, room=self._room))
         self._memory: Tensor | None = None
         self.fill([])

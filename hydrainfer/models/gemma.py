@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.checkpoint import ModelConfig, SiglipConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Blocks, ClipLayer, Patches, pair_slots
 from hydrainfer.models.layers import Layers
 from hydrainfer.models.llava import canonical
-from hydrainfer.models.picture import PatchedPicture, Squares
+from hydrainfer.models.picture import PassSize, PatchedPicture, Squares
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
@@ -37,6 +37,10 @@ class GemmaVision:
         self.last_norm = (make(c.hidden), make(c.hidden))
         self.pooled_norm = empty((c.hidden,), torch.float32, device)
         self.projection = make(c.hidden, config.text.hidden)
+
+    @staticmethod
+    def pass_size(c: SiglipConfig) -> PassSize:
+        return PassSize(_AT_ONCE * c.patches, Squares.sizes[-1] * c.patches, c.hidden, c.intermediate, rotates=False)
 
     def slots(self) -> dict[str, Slot]:
         c, embeddings = self.config, "vision.embeddings"
@@ -80,4 +84,4 @@ class GemmaVision:
         return normed @ self.projection
 
 
-LAYERS = Layers(canonical, GemmaVision)
+LAYERS = Layers(canonical, GemmaVision, pass_size=GemmaVision.pass_size)

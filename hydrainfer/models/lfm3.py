@@ -39,5 +39,5 @@ def canonical(name: str) -> str:
     return name
 
 
-LAYERS = Layers(canonical, Lfm3Vision)
+LAYERS = Layers(canonical, Lfm3Vision, pass_size=Lfm3Vision.pass_size)
 TEXT_LAYERS = Layers(canonical)

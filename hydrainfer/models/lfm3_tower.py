@@ -18,7 +18,7 @@ from hydrainfer.models.activations import activation
 from hydrainfer.models.frames import FrameTower
 from hydrainfer.models.patches import PatchLayout
 from hydrainfer.models.slots import Slot, empty
-from hydrainfer.ops import OpSet
+from hydrainfer.ops import GridRows, HeadNorms, OpSet
 
 _PROJECTOR_EPS = 1e-6
 
@@ -105,42 +105,31 @@ class Lfm3Vision(FrameTower):
         x = ops.linear(patches, self.patch)
         x = ops.rms_norm(x, self.first_norm, c.norm_eps)
         for layer in self.layers:
-            rows = ops.linear(ops.rms_norm(x, layer.norm, c.norm_eps), layer.into)
-            mixed = self._attend(layer, rows, layout) if layer.conv is None else self._convolve(layer, rows, layout)
-            ops.linear_add(x, mixed, layer.out)
-            inner = ops.linear(ops.rms_norm(x, layer.mlp_norm, c.norm_eps), layer.gate_up)
-            ops.linear_add(x, ops.silu_and_mul(inner), layer.down)
+            self._run(layer, x, layout)
         x = F.layer_norm(x, (c.hidden,), *self.last_norm, _PROJECTOR_EPS).unflatten(0, (-1, c.merge**2)).flatten(1)
         first, last = self.projection
         return ops.linear(self._activation(ops.linear(x, *first)), *last)
+
+    def _run(self, layer: _Layer, x: Tensor, layout: PatchLayout) -> None:
+        """Run one layer over `x` [rows, hidden], in place."""
+        c, ops = self.config, self._ops
+        rows = ops.linear(ops.rms_norm(x, layer.norm, c.norm_eps), layer.into)
+        if layer.conv is None:
+            mixed = self._attend(layer, rows, layout)
+        else:
+            mixed = ops.grid_conv(rows, layer.conv, GridRows(layout.grids, c.merge, layout.places, layout.sizes))
+        ops.linear_add(x, mixed, layer.out)
+        inner = ops.linear(ops.rms_norm(x, layer.mlp_norm, c.norm_eps), layer.gate_up)
+        ops.linear_add(x, ops.silu_and_mul(inner), layer.down)
 
     def _attend(self, layer: _Layer, rows: Tensor, layout: PatchLayout) -> Tensor:
         """Attention within each frame: rows of queries, keys and values → [rows, hidden]."""
         c, ops = self.config, self._ops
         dim = c.hidden // c.heads
         assert layer.heads_norm is not None
-        q, k, v = rows.unflatten(1, (-1, dim)).split([c.heads, c.kv_heads, c.kv_heads], 1)
-        q, k = (
-            ops.rms_norm(x.reshape(-1, dim), weight, c.norm_eps).view(x.shape)
-            for x, weight in zip((q, k), layer.heads_norm)
-        )
-        ops.rope(q, layout.cos, layout.sin)
-        ops.rope(k, layout.cos, layout.sin)
+        heads = rows.unflatten(1, (-1, dim))
+        qk, v = heads.split([c.heads + c.kv_heads, c.kv_heads], 1)
+        norms = HeadNorms(*layer.heads_norm, c.norm_eps)
+        q, k = ops.norm_rope(qk, c.kv_heads, norms, layout.cos, layout.sin, ops)
         k, v = (x.repeat_interleave(c.heads // c.kv_heads, 1) for x in (k, v))
         return ops.attention_segments(q, k, v, layout.frames, dim**-0.5).flatten(1)
-
-    def _convolve(self, layer: _Layer, rows: Tensor, layout: PatchLayout) -> Tensor:
-        """Gated convolution within each frame: [rows, 3 * hidden] → [rows, hidden]."""
-        c, m = self.config, self.config.merge
-        before, after, x = rows.chunk(3, dim=-1)
-        gated, found, first = before * x, [], 0
-        for t, h, w in layout.grids:
-            assert layer.conv is not None
-            n = t * h * w * m * m
-            squares = gated[first : first + n].view(t, h, w, m, m, c.hidden)
-            grid = squares.transpose(2, 3).reshape(t, h * m, w * m, c.hidden).permute(0, 3, 1, 2)  # channels last
-            grid = F.conv2d(grid, layer.conv, padding=c.kernel // 2, groups=c.hidden)
-            squares = grid.permute(0, 2, 3, 1).reshape(t, h, m, w, m, c.hidden)
-            found.append(squares.transpose(2, 3).reshape(n, c.hidden))
-            first += n
-        return torch.cat(found).mul_(after)

@@ -17,7 +17,18 @@ from hydrainfer.models.mixers import Mixer, mixer_of
 from hydrainfer.models.moe import Moe
 from hydrainfer.models.rope import angles, axes, inverse_frequencies
 from hydrainfer.models.slots import Slot, Weight, empty, matrix
-from hydrainfer.ops import KV, AttentionBatch, Decode, Int8Weight, OpSet, PlainLayer, ScanBatch, Shortlist
+from hydrainfer.ops import (
+    KV,
+    AttentionBatch,
+    Decode,
+    HeadNorms,
+    Int8Weight,
+    OpSet,
+    PlainLayer,
+    ScanBatch,
+    Shortlist,
+    norm_heads,
+)
 
 _LARGE_HEAD = 32 << 20
 """The size in bytes from which a head's shortlist saves more time than it costs."""
@@ -77,8 +88,7 @@ class LlamaLayer:
     out_bias: Tensor | None
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    head_norms: HeadNorms | None
     out_norm: Tensor | None
     down_norm: Tensor | None
     sinks: Tensor | None
@@ -115,8 +125,7 @@ class LlamaLayer:
             out_bias=tensor(h) if out_bias else None,
             gate_up_bias=tensor(2 * m) if c.mlp_bias and dense else None,
             down_bias=tensor(h) if c.mlp_bias and dense else None,
-            q_norm=norm(c.head_dim) if qk_norm else None,
-            k_norm=norm(c.head_dim) if qk_norm else None,
+            head_norms=HeadNorms(norm(c.head_dim), norm(c.head_dim), c.norm_eps) if qk_norm else None,
             out_norm=norm(h) if c.sandwich else None,
             down_norm=norm(h) if c.sandwich else None,
             sinks=empty((heads,), torch.float32, device) if c.has_sinks(i) else None,
@@ -130,7 +139,8 @@ class LlamaLayer:
             return None
         if c.gate_dim or c.centred_norms or c.value_scale != 1.0 or c.activation != "silu":
             return None
-        norms = self.input_norm, self.mlp_norm, self.q_norm, self.k_norm, self.sinks
+        q_norm, k_norm = (None, None) if self.head_norms is None else self.head_norms[:2]
+        norms = self.input_norm, self.mlp_norm, q_norm, k_norm, self.sinks
         mlp = self.gate_up, self.gate_up_bias, self.down, self.down_bias
         return PlainLayer(*norms, self.qkv, self.qkv_bias, self.out, self.out_bias, *mlp)
 
@@ -144,8 +154,8 @@ class LlamaLayer:
         if self.out_norm is not None and self.down_norm is not None:
             norms |= {"post_attention_layernorm": self.out_norm, "post_feedforward_layernorm": self.down_norm}
             norms["pre_feedforward_layernorm"] = self.mlp_norm
-        if self.q_norm is not None and self.k_norm is not None:
-            norms |= {"self_attn.q_norm": self.q_norm, "self_attn.k_norm": self.k_norm}
+        if self.head_norms is not None:
+            norms |= {"self_attn.q_norm": self.head_norms.q, "self_attn.k_norm": self.head_norms.k}
         found = {f"{prefix}.{name}.weight": Slot(norm, plus=float(c.centred_norms)) for name, norm in norms.items()}
         for leaf, qkv, out, gate_up, down in (
             ("weight", self.qkv, self.out, self.gate_up, self.down),
@@ -184,7 +194,7 @@ class Llama:
         )
         self._gated = ops.silu_and_mul if config.activation == "silu" else ops.gelu_tanh_and_mul
         same = norm_dtype(config, dtype) == dtype
-        self._norm: Callable[[Tensor, Tensor, float], Tensor] = ops.rms_norm if same else _rms_norm_wide
+        self._norm: Callable[[Tensor, Tensor, float], Tensor] = ops.rms_norm if same else ops.rms_norm_wide
         self._embed_scale = float(torch.tensor(config.embed_scale).to(dtype))
         self._axes = None if config.rope.sections is None else axes(config.rope).to(device)
         whole = config.vocab, config.hidden
@@ -318,10 +328,8 @@ class Llama:
         normed = self._norm(x, layer.input_norm, c.norm_eps)
         rows, gate = self._ungated(ops.linear(normed, layer.qkv, layer.qkv_bias))
         qk, values = self._heads(rows, layer)
+        qk = self._write(layer, qk, values, cos, sin, cache)
         q, keys = qk[:, : c.heads], qk[:, c.heads :]
-        self._norm_heads(q, layer.q_norm)
-        self._norm_heads(keys, layer.k_norm)
-        ops.rope_write_kv(qk, values, cos, sin, cache.kv, cache.batch)
         mixed = ops.attention(q, KV(keys, values), cache.kv, cache.batch, c.attention_scale, layer.sinks)
         self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
 
@@ -351,14 +359,14 @@ class Llama:
         q_bias, kv_bias = (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, sum(kv_widths)])
         normed = self._norm(x, layer.input_norm, c.norm_eps)
         keys, values = self._heads(ops.linear(normed, layer.qkv[q_width:], kv_bias), layer)
-        self._norm_heads(keys, layer.k_norm)
-        ops.rope_write_kv(keys, values, cos, sin, cache.kv, cache.batch)
+        keys = self._write(layer, keys, values, cos, sin, cache)
         x = x[last.rows]
         if not last.rows.shape[0]:
             return x
         rows, gate = self._ungated(ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias))
         q = rows.unflatten(1, (c.heads, c.head_dim))
-        self._norm_heads(q, layer.q_norm)
+        if layer.head_norms is not None:
+            norm_heads(q, layer.head_norms.q, c.norm_eps, ops)
         ops.rope(q, cos[last.rows], sin[last.rows])
         fresh = KV(keys[last.rows], values[last.rows])
         mixed = ops.attention(q, fresh, cache.kv, last.batch, c.attention_scale, layer.sinks)
@@ -385,11 +393,16 @@ class Llama:
             values.mul_(c.value_scale)
         return rows[:, :width].unflatten(1, (-1, c.head_dim)), values
 
-    def _norm_heads(self, heads: Tensor, weight: Tensor | None) -> None:
-        """Normalise [rows, heads, head_dim] in place, each head by itself."""
-        if weight is not None:
-            flat = heads.reshape(-1, heads.shape[-1])
-            heads.copy_(self._norm(flat, weight, self.config.norm_eps).view(heads.shape))
+    def _write(
+        self, layer: LlamaLayer, qk: Tensor, values: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache
+    ) -> Tensor:
+        """The (queries and) keys as they attend, normalised and rotated. Keys and values are written to the cache."""
+        ops, norms = self._ops, layer.head_norms
+        assert isinstance(cache.batch, AttentionBatch)
+        if norms is None:
+            ops.rope_write_kv(qk, values, cos, sin, cache.kv, cache.batch)
+            return qk
+        return ops.norm_rope_write_kv(qk, values, norms, cos, sin, cache.kv, cache.batch, ops)
 
     def _mlp(self, layer: LlamaLayer, x: Tensor) -> None:
         if not x.shape[0]:
@@ -419,8 +432,3 @@ def norm_dtype(c: TextConfig, dtype: torch.dtype) -> torch.dtype:
     """The dtype of norm weights. It is float32 where they are one plus a small weight, which 16 bits would round
     off."""
     return torch.float32 if c.centred_norms else dtype
-
-
-def _rms_norm_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`ops.rms_norm` with float32 weights, rounded only after the multiplication by them, as in Gemma."""
-    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)

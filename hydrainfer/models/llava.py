@@ -56,4 +56,4 @@ class LlavaVision:
         return list(self._tower.encode([p.pixels for p in pictures]))
 
 
-LAYERS = Layers(canonical, LlavaVision)
+LAYERS = Layers(canonical, LlavaVision, pass_size=ClipProjector.pass_size)

@@ -62,4 +62,4 @@ class LlavaNextVision:
         return torch.cat((squares[0], ended.flatten(0, 1)))
 
 
-LAYERS = LLAVA._replace(vision=LlavaNextVision)
+LAYERS = LLAVA._replace(vision=LlavaNextVision, pass_size=lambda c: ClipProjector.pass_size(c.clip))

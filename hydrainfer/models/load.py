@@ -15,7 +15,7 @@ from hydrainfer.checkpoint.gguf import VISION_FILE, WEIGHT_FILE
 from hydrainfer.core import CheckpointError, Role
 from hydrainfer.models.layers import layers_of
 from hydrainfer.models.matrices import copy_matrices
-from hydrainfer.models.model import Model
+from hydrainfer.models.model import Model, attentions_of
 from hydrainfer.models.safetensors_file import StoredTensor, read_into, same_bytes
 from hydrainfer.models.slots import Slot
 from hydrainfer.models.stored import PLAIN, pieces, weight_headers
@@ -50,13 +50,14 @@ def load_model(
     headers = weight_headers(path)
     config = _as_stored(config, headers)
     device = torch.device(device)
-    ops = ops or select_ops(device, DTYPES[dtype], config.text.head_dim)
+    kind = DTYPES[dtype]
+    ops = ops or select_ops(device, kind, config.text.head_dim, attentions=attentions_of(config, role, kind))
     experts = config.text.experts
     packed = experts is not None and experts.stored == "mxfp4"
     require(not (packed and ops.int8), path, "weights in MXFP4 cannot be quantized to int8; leave --quantization out")
     with torch.inference_mode():
-        wanted = _wanted(Model(config, role, ops, DTYPES[dtype], torch.device("meta")), path, headers)
-        model = Model(config, role, ops, DTYPES[dtype], device, pause)  # now: a damaged shape may be of any size
+        wanted = _wanted(Model(config, role, ops, kind, torch.device("meta")), path, headers)
+        model = Model(config, role, ops, kind, device, pause)  # now: a damaged shape may be of any size
         _fill(model, wanted, on_progress or (lambda _done, _total: None))
         if model.language is not None:
             model.language.loaded()

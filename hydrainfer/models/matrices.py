@@ -32,7 +32,8 @@ def copy_matrices(file: FileIO, stored: StoredTensor, slot: Slot, kind: torch.dt
             into.copy_(_numbers(buffer).flatten(1))
         else:
             wide = into.unflatten(1, (buffer.shape[1], -1))  # [out, blocks, numbers of each]
-            wide.copy_(torch.ldexp(wide.float(), (buffer.int() - _BIAS)[..., None]))
+            exponents = (buffer.int() - _BIAS).to(wide.device)
+            wide.copy_(torch.ldexp(wide.float(), exponents[..., None]))
 
 
 def _numbers(packed: Tensor) -> Tensor:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hydrainfer.cache import CacheSpec, specs_of
+from hydrainfer.cache import CacheSpec, for_stage, specs_of
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.core import Role, Stage
 from hydrainfer.models.layers import layers_of
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import PatchedPicture, VisionTower
 from hydrainfer.models.slots import Slot
-from hydrainfer.ops import OpSet, packing, pausing, stepping
+from hydrainfer.ops import OpSet, PagedAttention, packing, pausing, stepping
 
 
 class Model:
@@ -122,3 +122,26 @@ def cache_specs(
         longest_span=config.vision.tokens if config.sees_whole else 0,
         state=None if text.recurrence is None else text.recurrence.state,
     )
+
+
+def attentions_of(config: ModelConfig, role: Role, dtype: torch.dtype, block_tokens: int = 16) -> list[PagedAttention]:
+    """The attention over each paged cache that an instance of this role has."""
+    text, specs = config.text, cache_specs(config, role, str(dtype).removeprefix("torch."), block_tokens)
+    embed = for_stage(specs, Stage.ENCODE)
+    return [
+        PagedAttention(
+            cache=spec.name,
+            dtype=dtype,
+            heads=text.heads,
+            kv_heads=text.kv_heads_of(spec.window),
+            head_dim=text.head_dim,
+            value_dim=text.value_dim or text.head_dim,
+            scale=text.attention_scale,
+            block_tokens=block_tokens,
+            window=spec.window,
+            sinks=text.has_sinks(spec.layers[0]),
+            whole=config.sees_whole,
+        )
+        for spec in specs
+        if spec.paged and spec is not embed
+    ]

@@ -24,6 +24,18 @@ class PatchedPicture(NamedTuple):
     grid: tuple[int, int, int] | None = None
 
 
+class PassSize(NamedTuple):
+    """The size of a tower's passes: the most patches of one, unless a single picture has more; those of the largest
+    that is captured in a CUDA graph; and the widths of a patch's row between the layers and within an MLP. `rotates`:
+    queries and keys are rotated, in float32."""
+
+    rows: int
+    captured_rows: int
+    hidden: int
+    inner: int
+    rotates: bool
+
+
 class VisionTower(Protocol):
     """The vision tower of a model family: from pixels to rows of the embedding cache."""
 

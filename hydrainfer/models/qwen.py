@@ -31,4 +31,4 @@ def canonical(name: str) -> str:
     return name
 
 
-LAYERS = Layers(canonical, QwenVision)
+LAYERS = Layers(canonical, QwenVision, pass_size=QwenVision.pass_size)

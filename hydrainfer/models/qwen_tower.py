@@ -67,7 +67,7 @@ class QwenVision(FrameTower):
     """The vision tower of the Qwen-VL models. Its rows: [tokens, out * (1 + levels)]."""
 
     config: QwenVisionConfig
-    sizes = range(256, 2049, 256)
+    sizes = range(256, 4097, 256)
     """More patches keep a GPU busy for longer than kernel launches take. Up to 255 patches of a pass are padding."""
 
     def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:

@@ -3,13 +3,18 @@
 Called by models. Never holds weights, caches or state of requests; never decides what runs when.
 """
 
-from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, starts_of, visible
+from hydrainfer.ops.alone import alone, settle
+from hydrainfer.ops.batch import KV, AttentionBatch, Captured, GridRows, HeadNorms, Segments, starts_of, visible
+from hydrainfer.ops.build import build_cuda_kernels, cause, ninja_on_path
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
+from hydrainfer.ops.flashinfer import WORKSPACE_BYTES
+from hydrainfer.ops.flashinfer_modules import PagedAttention, modules_for
 from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.memory import rows_in_steps, weights, with_more_rows
 from hydrainfer.ops.native import Decode, PlainLayer
 from hydrainfer.ops.pinned import packed_bytes, to_device, to_host, upload
+from hydrainfer.ops.reference import norm_heads
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, packing, pausing, select_ops, stepping, variants
 from hydrainfer.ops.shortlist import Shortlist
@@ -17,25 +22,36 @@ from hydrainfer.ops.shortlist import Shortlist
 __all__ = [
     "KV",
     "OPERATORS",
+    "WORKSPACE_BYTES",
     "AttentionBatch",
     "Captured",
     "Decode",
     "DeltaLayer",
     "ExpertWeights",
+    "GridRows",
+    "HeadNorms",
     "Int8Weight",
     "OpSet",
+    "PagedAttention",
     "PlainLayer",
     "ScanBatch",
     "ScanRows",
     "Segments",
     "Shortlist",
+    "alone",
     "block_copier",
+    "build_cuda_kernels",
+    "cause",
     "computes_sooner",
+    "modules_for",
+    "ninja_on_path",
+    "norm_heads",
     "packed_bytes",
     "packing",
     "pausing",
     "rows_in_steps",
     "select_ops",
+    "settle",
     "starts_of",
     "stepping",
     "to_device",

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hydrainfer.ops.pinned import to_device
 
-TILE = 128
-"""Query rows per attention call; 64 to 128 measured best for a prompt of 600 tokens."""
+_TILES = {"cpu": 128, "cuda": 2048}
+"""Query rows per attention call, by device. On a CPU, 64 to 128 measured best for a prompt of 600 tokens. On a GPU a
+call is several launches."""
 
 
 class Captured(NamedTuple):
@@ -35,6 +36,15 @@ class KV(NamedTuple):
     values: Tensor
 
 
+class HeadNorms(NamedTuple):
+    """The weights [head_dim] by which the heads of queries and of keys are normalised, each head by itself, before they
+    are rotated: in the heads' dtype or, see `rms_norm_wide`, in float32."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
 @dataclass(slots=True)
 class AttentionBatch:
     """A varlen batch over a paged cache. Requests lie one after the other in the flattened rows. Those that compute
@@ -51,6 +61,8 @@ class AttentionBatch:
 
     `window`: a token sees only the last `window` tokens, itself included; 0: no limit. `spans`: (request, first, stop),
     the tokens of one picture. They lie in one chunk and see each other in both directions.
+
+    `skips`: a CUDA graph computes the batch, and rows whose slot is -1 are padding, which is not written.
     """
 
     counts: list[int]
@@ -64,6 +76,7 @@ class AttentionBatch:
     window: int = 0
     spans: Sequence[tuple[int, int, int]] = ()
     captured: Captured | None = None
+    skips: bool = False
     plan: Any = None
     """The result of the chosen attention's `prepare`, if it has one."""
     _tiles: list[list[Tile]] | None = None
@@ -87,10 +100,10 @@ class AttentionBatch:
     def _tiles_of(self, request: int, row: int, masks: dict[tuple, Tensor]) -> list[Tile]:
         """The tiles of one request. Each covers only the keys that its rows see, because kernels also spend time on
         masked keys."""
-        context, found = self.contexts[request], []
+        context, found, tile = self.contexts[request], [], _TILES[self.slots.device.type]
         stop, spans = context + self.counts[request], self.spans_of(request)
-        for first in range(context, stop, TILE):
-            n = min(TILE, stop - first)
+        for first in range(context, stop, tile):
+            n = min(tile, stop - first)
             met = [span for span in spans if span[0] < first + n and first < span[1]]
             low, high = self.seen_from(first), max([first + n, *(span[1] for span in met)])
             key = (n, first - low, high - low, *((a - low, b - low) for a, b in met))
@@ -139,6 +152,17 @@ class Segments:
                 rows = to_device((np.array(firsts)[:, None] + np.arange(length)).flatten(), self.starts.device)
             groups.append((rows, len(firsts), length))
         return groups
+
+
+class GridRows(NamedTuple):
+    """Rows that are patches of pictures. Grid (t, h, w) is the next t frames of h x w squares, each of merge x merge
+    patches, which lie one after the other. `places`, `sizes` [rows, 2] float32, on the device: a patch's row and
+    column, and its frame's height and width in patches."""
+
+    grids: Sequence[tuple[int, int, int]]
+    merge: int
+    places: Tensor
+    sizes: Tensor
 
 
 def starts_of(lengths: Sequence[int]) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.ops.batch import KV, AttentionBatch, Segments, visible
+from hydrainfer.ops.batch import KV, AttentionBatch, GridRows, HeadNorms, Segments, visible
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.memory import rows_in_steps
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, state_of
@@ -39,6 +39,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return wide.to(x.dtype) * weight
 
 
+def rms_norm_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` with float32 weights, rounded only after the multiplication by them, as in Gemma."""
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """[rows, 2 * width] -> silu(first half) * second half, [rows, width]."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -49,6 +54,12 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """[rows, 2 * width] -> gelu(first half) * second half by the tanh approximation, [rows, width]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
+    """GPT-OSS's SwiGLU: [rows, 2 * width], gate and up values interleaved → [rows, width]."""
+    gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(gate * alpha)
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -83,6 +94,39 @@ def rope_write_kv(qk: Tensor, values: Tensor, cos: Tensor, sin: Tensor, cache: K
     [rows, kv_heads, value dim]."""
     rope(qk, cos, sin)
     write_kv(cache, KV(qk[:, -values.shape[1] :], values), batch)
+
+
+def norm_rope_write_kv(
+    qk: Tensor, values: Tensor, norms: HeadNorms, cos: Tensor, sin: Tensor, cache: KV, batch: AttentionBatch, ops: OpSet
+) -> Tensor:
+    """`rope_write_kv`, by `ops`, after a norm of each head of queries and keys. Returns these; `qk` may be
+    overwritten."""
+    n = qk.shape[1] - values.shape[1]
+    for part, weight in ((qk[:, :n], norms.q), (qk[:, n:], norms.k)):
+        norm_heads(part, weight, norms.eps, ops)
+    ops.rope_write_kv(qk, values, cos, sin, cache, batch)
+    return qk
+
+
+def norm_rope(
+    qk: Tensor, kv_heads: int, norms: HeadNorms, cos: Tensor, sin: Tensor, ops: OpSet
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys of `qk` [rows, heads + kv_heads, dim] after a norm of each head and `rope`, by `ops`."""
+    n, dim = qk.shape[1] - kv_heads, qk.shape[2]
+    q, k = (
+        ops.rms_norm(part.reshape(-1, dim), weight, norms.eps).view(part.shape)
+        for part, weight in ((qk[:, :n], norms.q), (qk[:, n:], norms.k))
+    )
+    ops.rope(q, cos, sin)
+    ops.rope(k, cos, sin)
+    return q, k
+
+
+def norm_heads(heads: Tensor, weight: Tensor, eps: float, ops: OpSet) -> None:
+    """Normalise [rows, heads, head_dim] in place, each head by itself."""
+    if heads.shape[1]:
+        norm = ops.rms_norm if weight.dtype == heads.dtype else ops.rms_norm_wide
+        heads.copy_(norm(heads.reshape(-1, heads.shape[-1]), weight, eps).view(heads.shape))
 
 
 def gather_kv(cache: KV, table: Tensor, stop: int, first: int = 0) -> KV:
@@ -158,6 +202,23 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor, ba
     return out if bias is None else out.add_(bias)
 
 
+def grid_conv(rows: Tensor, weight: Tensor, grid: GridRows) -> Tensor:
+    """Depthwise convolution within each frame, between two gates: the first third of `rows` [rows, 3 * columns] times
+    the last one, convolved, times the second. weight: [columns, 1, kernel, kernel]. Returns [rows, columns]."""
+    before, after, x = rows.chunk(3, dim=-1)
+    m, columns, kernel = grid.merge, x.shape[1], weight.shape[-1]
+    gated, found, first = before * x, [], 0
+    for t, h, w in grid.grids:
+        n = t * h * w * m * m
+        squares = gated[first : first + n].view(t, h, w, m, m, columns)
+        frames = squares.transpose(2, 3).reshape(t, h * m, w * m, columns).permute(0, 3, 1, 2)  # channels last
+        frames = F.conv2d(frames, weight, padding=kernel // 2, groups=columns)
+        squares = frames.permute(0, 2, 3, 1).reshape(t, h, m, w, m, columns)
+        found.append(squares.transpose(2, 3).reshape(n, columns))
+        first += n
+    return torch.cat(found).mul_(after)
+
+
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: ScanBatch
 ) -> Tensor:
@@ -206,16 +267,31 @@ def gated_delta(
     qkv: [rows, channels]; gate: [rows, heads * dim]; beta, step: [rows, heads], raw (before sigmoid and softplus);
     tails, states: one layer's cache, see `short_conv` and `delta_rule`; `rule`: a variant of `delta_rule`. Returns
     [rows, heads * dim]."""
-    _, heads, key_dim, dim = states.shape
-    keys = (qkv.shape[1] - heads * dim) // 2
     mixed = F.silu(short_conv(qkv, layer.conv, None, tails, batch)).float()
+    return delta_heads(mixed, gate, beta, step, layer, states, batch, rule, norm)
+
+
+def delta_heads(
+    mixed: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    step: Tensor,
+    layer: DeltaLayer,
+    states: Tensor,
+    batch: ScanBatch,
+    rule: Callable[..., Tensor] = delta_rule,
+    norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm,
+) -> Tensor:
+    """The part of `gated_delta` that follows the convolution, whose output is `mixed` [rows, channels] float32."""
+    _, heads, key_dim, dim = states.shape
+    keys = (mixed.shape[1] - heads * dim) // 2
     q, k = (x.unflatten(1, (-1, key_dim)) for x in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
     q, k = (x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + _UNIT_EPS) for x in (q, k))
     v = mixed[:, 2 * keys :].unflatten(1, (heads, dim))
     decay = -layer.log_rate.exp() * F.softplus(step.float() + layer.step_bias)
-    given = rule(q * key_dim**-0.5, k, v, decay, beta.sigmoid().float(), states, batch).to(qkv.dtype)
-    normed = norm(given.flatten(0, 1), layer.norm, layer.eps).view(len(qkv), -1)
-    return (normed * F.silu(gate.float())).to(qkv.dtype)
+    given = rule(q * key_dim**-0.5, k, v, decay, beta.sigmoid().float(), states, batch).to(gate.dtype)
+    normed = norm(given.flatten(0, 1), layer.norm, layer.eps).view(len(mixed), -1)
+    return (normed * F.silu(gate.float())).to(gate.dtype)
 
 
 def experts(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWeights, ops: OpSet) -> Tensor:
@@ -230,14 +306,8 @@ def experts(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWe
         if n:
             mine, (gate_up, down) = rows[first : first + n], e.of(i)
             wide = ops.linear(x[mine], gate_up, None if e.gate_up_bias is None else e.gate_up_bias[i])
-            gated = clamped_swiglu(wide, e.limit, e.alpha) if e.limit else ops.silu_and_mul(wide)
+            gated = ops.clamped_swiglu(wide, e.limit, e.alpha) if e.limit else ops.silu_and_mul(wide)
             given = ops.linear(gated, down, None if e.down_bias is None else e.down_bias[i])
             out.index_add_(0, mine, given.mul_(weights[first : first + n]))
             first += n
     return out
-
-
-def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
-    """GPT-OSS's SwiGLU: [rows, 2 * width], gate and up values interleaved → [rows, width]."""
-    gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
-    return (up + 1) * gate * torch.sigmoid(gate * alpha)

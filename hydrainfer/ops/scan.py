@@ -24,12 +24,15 @@ class ScanBatch:
     """A batch for recurrent layers. Rows and requests lie as in `AttentionBatch`. The first `n_decodes` rows are
     requests of one row each: row i continues from the state in block `sources[i]` (-1: from none) and leaves its own in
     block `targets[i]`; both int64 [n_decodes]. `pieces`: the other rows, in order; a piece may continue from the state
-    that the piece before it left."""
+    that the piece before it left.
+
+    `captured`: a CUDA graph computes the batch. Then rows whose target is -1 are padding, which leaves no state."""
 
     n_decodes: int
     sources: Tensor
     targets: Tensor
     pieces: Sequence[ScanRows]
+    captured: bool = False
 
     @property
     def chunks(self) -> ScanBatch:

@@ -16,6 +16,7 @@ from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
+from hydrainfer.ops.flashinfer_modules import PagedAttention
 from hydrainfer.ops.int8 import Int8Products, Int8Weight
 from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
@@ -27,7 +28,7 @@ from hydrainfer.ops.shortlist import Shortlist
 class Need(NamedTuple):
     """The conditions that a variant must support. `native`: the compiled kernels, if they are wanted and built.
     `products`: matrix products chosen by measurement, on a CPU; `segments`: the variant of `attention_segments` chosen
-    likewise. `flash`: torch's FlashAttention supports the device."""
+    likewise. `flash`, `grouped`: torch's FlashAttention and its grouped matrix products support the device."""
 
     device: torch.device
     dtype: torch.dtype
@@ -38,6 +39,7 @@ class Need(NamedTuple):
     cuda: CudaKernels | None = None
     flashinfer: FlashInfer | None = None
     flash: bool = False
+    grouped: bool = False
 
 
 class Variant(NamedTuple):
@@ -55,15 +57,20 @@ class OpSet:
     linear: Callable
     linear_add: Callable
     rms_norm: Callable
+    rms_norm_wide: Callable
     silu_and_mul: Callable
     gelu_tanh_and_mul: Callable
+    clamped_swiglu: Callable
     quick_gelu: Callable
     rope: Callable
     rope_write_kv: Callable
+    norm_rope: Callable
+    norm_rope_write_kv: Callable
     prepare: Callable
     attention: Callable
     attention_segments: Callable
     short_conv: Callable
+    grid_conv: Callable
     gated_delta: Callable
     experts: Callable
     chosen: tuple[tuple[str, str], ...]
@@ -83,6 +90,18 @@ class OpSet:
     def captures(self) -> bool:
         """Whether attention can be part of a CUDA graph, because it is planned beforehand."""
         return ("attention", "flashinfer") in self.chosen
+
+    @property
+    def captures_experts(self) -> bool:
+        """Whether experts can be part of a CUDA graph, because they do not wait for the device."""
+        return ("experts", "torch-grouped") in self.chosen
+
+    @property
+    def captures_scans(self) -> bool:
+        """Whether models with recurrent layers can be part of a CUDA graph, whose padding rows leave nothing
+        (`ScanBatch.captured`, `AttentionBatch.skips`)."""
+        ops = "short_conv", "gated_delta", "rope_write_kv", "norm_rope_write_kv"
+        return {(op, "native-cuda") for op in ops} <= {*self.chosen}
 
     def captures_segments(self, head_dim: int) -> bool:
         """Whether a CUDA graph of `attention_segments` can be replayed with other segment lengths than the captured
@@ -167,9 +186,10 @@ def _packed(weight: Tensor | Int8Weight) -> bool:
 
 
 OPERATORS = (
-    "linear", "linear_add", "rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "quick_gelu", "rope",
-    "rope_write_kv", "prepare", "attention", "attention_segments",
-    "short_conv", "gated_delta", "experts",
+    "linear", "linear_add", "rms_norm", "rms_norm_wide", "silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu",
+    "quick_gelu", "rope", "rope_write_kv", "norm_rope", "norm_rope_write_kv", "prepare", "attention",
+    "attention_segments",
+    "short_conv", "grid_conv", "gated_delta", "experts",
 )  # fmt: skip
 
 
@@ -190,11 +210,15 @@ def _cuda(need: Need) -> bool:
 
 
 def _flashinfer(need: Need) -> bool:
-    return need.flashinfer is not None and need.flashinfer.supports(need.dtype, need.head_dim)
+    return need.flashinfer is not None
 
 
 def _flash(need: Need) -> bool:
     return need.flash and need.dtype in (torch.bfloat16, torch.float16)
+
+
+def _grouped(need: Need) -> bool:
+    return need.grouped and need.dtype == torch.bfloat16
 
 
 def _native_segments(need: Need) -> bool:
@@ -260,7 +284,11 @@ def variants(op: str) -> list[Variant]:
             Variant("reference", _always, _torch(getattr(reference, op))),
         ]
     if op == "experts":
-        return [Variant("native-cpu", _native, _experts), Variant("reference", _always, _torch(reference.experts))]
+        return [
+            Variant("native-cpu", _native, _experts),
+            Variant("torch-grouped", _grouped, _torch(torch_variants.experts_grouped)),
+            Variant("reference", _always, _torch(reference.experts)),
+        ]
     supports = _native_segments if op == "attention_segments" else _native
     found = [Variant("native-cpu", supports, _kernel(op))] if hasattr(native.Kernels, op) else []
     if hasattr(CudaKernels, op):
@@ -279,10 +307,13 @@ def select_ops(
     only: str | None = None,
     threads: int | None = None,
     quantization: Quantization = "none",
+    attentions: Sequence[PagedAttention] | None = None,
 ) -> OpSet:
     """The best supported variant of every operator. `only="reference"` (or another variant's name) restricts the
     choice where that variant exists; `use_native=False` compiles nothing. On a CPU, matrix products are chosen for this
-    number of threads (default: torch's). `quantization` "int8" works on a CPU only."""
+    number of threads (default: torch's). `quantization` "int8" works on a CPU only. `attentions`: those of the model's
+    caches, which FlashInfer must compute correctly to be chosen on CUDA; by default plain ones, with and without a
+    window."""
     device = torch.device(device)
     assert quantization == "none" or (device.type == "cpu" and only is None)
     if device.type == "cuda":  # cuDNN builds a plan for every new shape; a decode's changes every few tokens
@@ -291,8 +322,16 @@ def select_ops(
     need = Need(device, dtype, head_dim, kernels)
     if use_native and device.type == "cuda":
         cuda, no_cuda = cuda_kernels()
-        flashinfer, no_flashinfer = find_flashinfer(device)
-        need = need._replace(cuda=cuda, flashinfer=flashinfer, flash=torch_variants.has_flash_attention(device))
+        if attentions is None:
+            plain = PagedAttention("kv", dtype, 8, 8, head_dim, head_dim, head_dim**-0.5)
+            attentions = [plain, plain._replace(window=64)]
+        flashinfer, no_flashinfer = find_flashinfer(device, attentions)
+        need = need._replace(
+            cuda=cuda,
+            flashinfer=flashinfer,
+            flash=torch_variants.has_flash_attention(device),
+            grouped=torch_variants.has_grouped_products(device),
+        )
         notes = (*notes, *no_cuda, *no_flashinfer)
     if device.type == "cpu" and only is None:
         fit = kernels if _native(need) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,10 @@ from torch import Tensor
 
 from hydrainfer.ops import reference
 from hydrainfer.ops.batch import KV, AttentionBatch, Segments
+from hydrainfer.ops.experts import ExpertWeights
+
+if TYPE_CHECKING:
+    from hydrainfer.ops.select import OpSet
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -124,3 +129,39 @@ def takes_varlen(head_dim: int) -> bool:
 def has_flash_attention(device: torch.device) -> bool:
     """Whether torch's FlashAttention computes on this CUDA device."""
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def experts_grouped(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWeights, ops: OpSet) -> Tensor:
+    """`reference.experts` by grouped matrix products, which read on the device where each expert's rows end. The host
+    waits for nothing and no shape depends on the choice, so a CUDA graph may contain the call. The outputs of a row's
+    experts are summed in the order of `chosen`. Matrices whose rows are no multiple of 16 bytes go to the reference."""
+    gate_up, down = e.gate_up, e.down
+    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "8 bits are for a CPU"
+    if not len(x) or not (_takes_grouped_products(gate_up) and _takes_grouped_products(down)):
+        return reference.experts(out, x, weights, chosen, e, ops)
+    owners, pairs = chosen.flatten().sort(stable=True)  # of (row, expert) pairs, by expert
+    ids = torch.arange(e.n, device=x.device)
+    ends = torch.searchsorted(owners, ids, right=True, out_int32=True)
+    wide = _grouped_linear(x[pairs // chosen.shape[1]], gate_up, e.gate_up_bias, owners, ends)
+    gated = ops.clamped_swiglu(wide, e.limit, e.alpha) if e.limit else ops.silu_and_mul(wide)
+    narrow = _grouped_linear(gated, down, e.down_bias, owners, ends)
+    by_row = torch.empty_like(narrow).index_copy_(0, pairs, narrow).unflatten(0, chosen.shape)
+    out[:, None].baddbmm_(weights[:, None], by_row)  # [rows, 1, chosen] x [rows, chosen, hidden]
+    return out
+
+
+def _grouped_linear(x: Tensor, stacked: Tensor, bias: Tensor | None, owners: Tensor, ends: Tensor) -> Tensor:
+    """The rows of each expert times its matrix: x [pairs, in], sorted by expert; `stacked` [experts * out, in]; `bias`
+    [experts, out]; `owners` [pairs]: each row's expert; `ends` int32 [experts]: the end of its rows. Returns [pairs,
+    out]."""
+    product = F.grouped_mm(x, stacked.unflatten(0, (len(ends), -1)).mT, offs=ends)
+    return product if bias is None else product.add_(bias[owners])
+
+
+def _takes_grouped_products(weight: Tensor) -> bool:
+    return weight.shape[1] * weight.element_size() % 16 == 0
+
+
+def has_grouped_products(device: torch.device) -> bool:
+    """Whether `F.grouped_mm` reads the ends of the groups on this CUDA device. On others, the host would read them."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] in (9, 10)

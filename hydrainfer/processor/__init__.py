@@ -29,6 +29,7 @@ from hydrainfer.processor.pictures import (
     agrees,
     decode_image,
     image_adapter,
+    read_data_url,
 )
 from hydrainfer.processor.processor import ChatOptions, Prepared, Processor, RequestTerms
 from hydrainfer.processor.text import (
@@ -100,5 +101,6 @@ __all__ = [
     "parse_tools",
     "prepare_image",
     "read_arguments",
+    "read_data_url",
     "together",
 ]

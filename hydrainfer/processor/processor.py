@@ -151,7 +151,7 @@ class Processor:
             ids, adapters = self._read_prompt(prompt), self._adapters(options.media)
             parts = in_order(ids, parts, adapters.token_id, self.model)
         self.check_grammar(sampling.grammar)
-        held = self.media.prepare(parts, adapters, ticket)
+        held = self.media.prepare(parts, adapters, ticket, terms.salt)
         found = [h._replace(key=_salted(h.key, terms.salt)) for of_part in held for h in of_part]
         refs = tuple(h.ref for h in found)
         try:
@@ -197,14 +197,18 @@ class Processor:
         return encode(text, self.model, add_special=add_special)
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], options: ChatOptions = _OPTIONS, ticket: JobTicket | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        options: ChatOptions = _OPTIONS,
+        ticket: JobTicket | None = None,
+        salt: str = "",
     ) -> list[int]:
-        """The prompt's token ids that `chat` would give these messages. No pictures are held afterwards. `ticket` and
-        errors are as in `chat`."""
+        """The prompt's token ids that `chat` would give these messages. No pictures are held afterwards. `ticket`,
+        `salt` and errors are as in `chat`."""
         text, adapters = self._read_chat(messages, options)
         ids = encode_rendered(text, self.model)
         parts = [part for m in messages for part in m.media]
-        items = self.media.items(parts, adapters, ticket)
+        items = self.media.items(parts, adapters, ticket, salt)
         return list(expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
 
     def check_pictures(self, messages: Sequence[ChatMessage]) -> bool:
@@ -295,10 +299,10 @@ class Processor:
             if isinstance(part, TextPart):
                 check_text(part.text, model, f"messages.{i}.content")
         for m in messages:
-            if m.reasoning is not None:
-                check_text(m.reasoning, model, "messages")
-            for call in m.calls:
-                check_text(_as_json(call.arguments, "messages"), model, "messages")
+            names = (m.name, m.call_id, *(call.id for call in m.calls))
+            for written in (m.reasoning, *names, *(_as_json(call.arguments, "messages") for call in m.calls)):
+                if written is not None:
+                    check_text(written, model, "messages")
         if tools is not None:
             check_text(_as_json(tools.given, "tools"), model, "tools")
         if variables:

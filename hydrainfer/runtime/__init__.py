@@ -4,13 +4,14 @@ Called by the engine through its ports. Never schedules, owns no blocks, changes
 """
 
 from hydrainfer.runtime.emulated import EmulatedDevice, EmulatedRunner, spoken_ids
-from hydrainfer.runtime.graphs import capture_for, capture_passes_for
+from hydrainfer.runtime.graphs import ROWS, capture_for, capture_passes_for, no_graphs, no_pass_graphs
 from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.language import LanguageRunner
 from hydrainfer.runtime.threads import ThreadCount
 from hydrainfer.runtime.vision import VisionRunner
 
 __all__ = [
+    "ROWS",
     "EmulatedDevice",
     "EmulatedRunner",
     "LaneThread",
@@ -19,5 +20,7 @@ __all__ = [
     "VisionRunner",
     "capture_for",
     "capture_passes_for",
+    "no_graphs",
+    "no_pass_graphs",
     "spoken_ids",
 ]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hydrainfer.core import Lane, StepBatch, StepResult
 from hydrainfer.models import Bucket, LayerCache, Model, Passes
-from hydrainfer.ops import packed_bytes, to_device, upload
+from hydrainfer.ops import alone, packed_bytes, to_device, upload
 from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.packing import PackedTokens, padded
 
@@ -30,23 +30,42 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.005
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 
+_READ = ("ids", "positions", "slots", "sources", "targets")
+"""The arrays that the kernels of a decode step read, besides those that attention is planned with."""
+
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs a step once and captures it. Returns a function that replays it, and the tensor that it writes."""
 
 
 def capture_for(model: Model) -> Capture | None:
-    """The way to capture the model's decode steps. None if a step depends on host arrays or waits for the device, as
-    with experts; FlashInfer's attention does neither, but takes no sinks and no values narrower than keys."""
+    """The way to capture the model's decode steps; None if `no_graphs` has a reason."""
+    return None if no_graphs(model) else _cuda_capture()
+
+
+def no_graphs(model: Model) -> str:
+    """The reason why the model's decode steps cannot be captured, because they depend on host arrays or wait for the
+    device; empty if they can."""
     text = model.config.text
-    plain = text.recurrence is None and text.experts is None and text.sinks == "none"
-    plain = plain and text.value_dim in (0, text.head_dim)
-    return _cuda_capture() if model.device.type == "cuda" and model.ops.captures and plain else None
+    if model.device.type != "cuda":
+        return "no GPU"
+    if not model.ops.captures:
+        return "attention is not FlashInfer's"
+    if text.recurrence is not None and not model.ops.captures_scans:
+        return "recurrent states without our CUDA kernels"
+    return "experts wait for the device" if text.experts is not None and not model.ops.captures_experts else ""
 
 
 def capture_passes_for(model: Model) -> Capture | None:
-    """The way to capture the passes of the vision tower; None where its operators depend on the pictures' sizes."""
+    """The way to capture the passes of the vision tower; None if `no_pass_graphs` has a reason."""
+    return None if no_pass_graphs(model) else _cuda_capture()
+
+
+def no_pass_graphs(model: Model) -> str:
+    """The reason why the passes of the vision tower cannot be captured; empty if they can."""
     passes = passes_of(model)
-    return _cuda_capture() if model.device.type == "cuda" and passes is not None and passes.captures else None
+    if model.device.type != "cuda":
+        return "no GPU"
+    return "" if passes is not None and passes.captures else "the tower's operators depend on the pictures' sizes"
 
 
 def passes_of(model: Model) -> Passes[Any] | None:
@@ -138,7 +157,7 @@ class DecodeGraphs:
     def _set(self, rows: int, p: PackedTokens) -> _Graph:
         """The graph of `rows` rows, with this step's arrays in its memory."""
         arrays, device = self._steps.arrays(p), self._steps.device
-        read = {name: arrays.pop(name) for name in list(arrays) if name in ("ids", "positions") or ".slots" in name}
+        read = {name: arrays.pop(name) for name in list(arrays) if name.rpartition(".")[2] in _READ}
         graph = self._graphs.get(rows)
         memory = graph.memory if graph else torch.empty(packed_bytes(read), dtype=torch.uint8, device=device)
         on = upload(read, device, memory) | upload(arrays, device)
@@ -180,20 +199,27 @@ class PassGraphs:
         replay()
         return embeddings[:n].clone()  # the next pass overwrites them
 
+    def close(self) -> None:
+        """Free the graphs. From then on the tower computes every pass itself."""
+        self._graphs.clear()
+        if self._passes.through is self:
+            self._passes.through = None
+
 
 def _cuda_capture() -> Capture:
-    """A function that captures on the current stream, which is not the default one. All graphs share one memory pool,
-    because they run one after the other."""
+    """A function that captures on the current stream, which is not the default one, while no other thread of the
+    process captures. All graphs share one memory pool, because they run one after the other."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        run()  # kernels are compiled and chosen, workspaces made
-        stream = torch.cuda.current_stream()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):  # threads go on
-            hidden = run()
-        graph.replay()
+        with alone():
+            run()  # kernels are compiled and chosen, workspaces made
+            stream = torch.cuda.current_stream()
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):  # threads go on
+                hidden = run()
+            graph.replay()
         return graph.replay, hidden
 
     return capture

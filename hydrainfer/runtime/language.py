@@ -84,13 +84,19 @@ class LanguageRunner:
         graphs = self._graphs
         if graphs is None:
             return
-        one = one_token([tables.spec.name for tables in self._tables], multimodal=self._rotary is not None)
+        paged, states = ([spec.name for spec in specs] for specs in ((t.spec for t in self._tables), self._sums))
+        one = one_token(paged, states, multimodal=self._rotary is not None)
         if not capture_on(self._lane, Lane.LANGUAGE, self.device, lambda: graphs.capture_all(one)):
             self._graphs = None
 
+    @property
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
+
     def close(self) -> None:
-        """Wait for what is running, then end the lane's thread."""
+        """Wait for what is running, then end the lane's thread and free the graphs."""
         self._lane.close()
+        self._graphs = None  # they refer to this runner, and so to the caches
 
     def _execute(self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan) -> StepResult | Read:
         self._before, self._sampled = self._sampled, None
@@ -153,7 +159,7 @@ class LanguageRunner:
         """The cache of each layer, with the batch prepared for it. `captured`: a CUDA graph computes the batch."""
         batches: dict[str, AttentionBatch | ScanBatch] = {}
         batches |= {tables.spec.name: self._attention(p, on, tables.spec, captured) for tables in self._tables}
-        batches |= {spec.name: self._scan(p, on, spec) for spec in self._sums}
+        batches |= {spec.name: self._scan(p, on, spec, captured) for spec in self._sums}
         return [LayerCache(parts, batches[name]) for name, parts in self._layers]
 
     def through(self, p: PackedTokens, on: Mapping[str, Tensor], caches: list[LayerCache]) -> Tensor:
@@ -193,15 +199,17 @@ class LanguageRunner:
             window=spec.window,
             spans=paged.spans,
             captured=Captured(spec.name, n, n * spec.blocks_for(context)) if captured else None,
+            skips=captured and bool(p.scanned),
         )
         self._model.ops.prepare(batch)
         return batch
 
     @staticmethod
-    def _scan(p: PackedTokens, on: Mapping[str, Tensor], spec: CacheSpec) -> ScanBatch:
+    def _scan(p: PackedTokens, on: Mapping[str, Tensor], spec: CacheSpec, captured: bool) -> ScanBatch:
         """The batch as recurrent layers take it."""
         name = spec.name
-        return ScanBatch(p.n_decodes, on[f"{name}.sources"], on[f"{name}.targets"], p.scanned[name].pieces)
+        ids = on[f"{name}.sources"], on[f"{name}.targets"]
+        return ScanBatch(p.n_decodes, *ids, p.scanned[name].pieces, captured)
 
     def _last_rows(self, p: PackedTokens, on: Mapping[str, Tensor], full: AttentionBatch | ScanBatch) -> LastRows:
         """The sampling rows as a batch of decodes, in the order of `plan`. `full`: all rows, in the last layer's

@@ -129,29 +129,43 @@ def pack_tokens(
     return packed
 
 
-def one_token(caches: Iterable[str], *, multimodal: bool) -> PackedTokens:
-    """A batch for a dry run: one decode of token 0, at the start of block 0 of every cache. `multimodal`: its positions
-    have three dimensions."""
+def one_token(caches: Iterable[str], states: Iterable[str] = (), *, multimodal: bool) -> PackedTokens:
+    """A batch for a dry run: one decode of token 0, at the start of block 0 of every cache. `states`: the caches of
+    recurrent states, in whose block 0 it leaves its own. `multimodal`: its positions have three dimensions."""
     zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int32)
     page = Paged(np.zeros((1, 1), dtype=np.int32), one, zero, [0], [])
+    scan = Scanned(np.full(1, -1, dtype=np.int64), zero, [])
     positions = np.zeros((3, 1), dtype=np.int64) if multimodal else zero
     starts = np.arange(2, dtype=np.int32)
-    return PackedTokens(zero, positions, starts, [1], 1, dict.fromkeys(caches, page), {}, [0], [0], None, None)
+    paged, scanned = dict.fromkeys(caches, page), dict.fromkeys(states, scan)
+    return PackedTokens(zero, positions, starts, [1], 1, paged, scanned, [0], [0], None, None)
 
 
 def padded(p: PackedTokens, n: int) -> PackedTokens:
-    """A batch of decodes, padded to `n` with copies of the first one, which compute and write the same values again.
-    All rows sample."""
-    rows = np.zeros(n, dtype=np.int64)
+    """A batch of decodes, padded to `n` with copies of the one that reads least, which compute and write the same
+    values again. In a model with recurrent layers that cannot be, because each row steps its state in place: there the
+    copies continue from no state and leave nothing. All rows sample."""
+    read = [sum(page.contexts[r] for page in p.paged.values()) for r in range(len(p.ids))]
+    rows = np.full(n, int(np.argmin(read)), dtype=np.int64)
     rows[: len(p.ids)] = np.arange(len(p.ids))
+    slots = {name: page.slots[rows] for name, page in p.paged.items()}
+    for one in slots.values() if p.scanned else ():
+        one[len(p.ids) :] = -1
     paged = {
-        name: Paged(page.tables[rows], page.lengths[rows], page.slots[rows], [page.contexts[r] for r in rows], [])
+        name: Paged(page.tables[rows], page.lengths[rows], slots[name], [page.contexts[r] for r in rows], [])
         for name, page in p.paged.items()
+    }
+    idle = np.full(n - len(p.ids), -1, dtype=np.int64)
+    scanned = {
+        name: Scanned(np.concatenate([scan.sources, idle]), np.concatenate([scan.targets, idle]), [])
+        for name, scan in p.scanned.items()
     }
     every, starts = list(range(n)), np.arange(n + 1, dtype=np.int32)
     follows = None if p.follows is None else p.follows[rows]
     positions = p.positions[..., rows]
-    return PackedTokens(p.ids[rows], positions, starts, [1] * n, n, paged, {}, every, every, None, None, [], follows)
+    return PackedTokens(
+        p.ids[rows], positions, starts, [1] * n, n, paged, scanned, every, every, None, None, [], follows
+    )
 
 
 def _follows(items: list[TokenWork], before: Iterable[TokenWork], n_rows: int) -> np.ndarray:

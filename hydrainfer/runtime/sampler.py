@@ -6,7 +6,6 @@ Every row's result depends on that row alone: neither the batch around it nor a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,13 +15,8 @@ from torch import Tensor
 
 from hydrainfer.core import TokenLogprobs
 from hydrainfer.ops import to_device, to_host, upload
-from hydrainfer.runtime.sampling import Draw, SamplingPlan
-
-_TOP_P_PREFIX = 512
-"""The number of candidates tried before a full sort. They nearly always hold the whole top_p mass."""
-
-_SORTED_ROWS = 64
-"""Rows that are filtered together on CUDA. Each takes some 50 bytes per token of the vocabulary meanwhile."""
+from hydrainfer.runtime.draws import draw
+from hydrainfer.runtime.sampling import SamplingPlan
 
 
 class Sampled(NamedTuple):
@@ -51,19 +45,9 @@ def choose(logits: Tensor, plan: SamplingPlan, before: Tensor | None = None) -> 
     """The tokens that `sample` returns, int64 [rows]."""
     if plan.alters_logits:
         _alter(logits, plan, before)
-    chosen = logits.argmax(-1)
-    plain = [d for d in plan.draws if not d.filters]
-    filtered = [d for d in plan.draws if d.filters]
-    if plain:
-        _draw_plain(logits, plain, chosen)
-    if logits.device.type == "cpu":
-        for d in filtered:
-            chosen[d.row] = draw_filtered(logits[d.row], d)
-    else:
-        for first in range(0, len(filtered), _SORTED_ROWS):
-            some = filtered[first : first + _SORTED_ROWS]
-            on = upload(_parameters(some), logits.device)
-            chosen[on["rows"]] = draw_sorted(logits[on["rows"]], on)
+    every = len(plan.draws) == len(logits)
+    chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device) if every else logits.argmax(-1)
+    draw(logits, plan.draws, chosen)
     return chosen
 
 
@@ -153,88 +137,6 @@ def _restrict(logits: Tensor, guided: list[int], rows: Tensor, blocked: Tensor) 
         kept.masked_fill_(stuck[:, None] & ~blocked, 0.0)
     if not whole:
         logits[rows] = kept
-
-
-def _parameters(draws: list[Draw]) -> dict[str, np.ndarray]:
-    """The sampling parameters of the draws, an array [draws] each."""
-    least = [math.log(d.min_p) if d.min_p > 0.0 else -math.inf for d in draws]
-    return {
-        "rows": np.array([d.row for d in draws], dtype=np.int64),
-        "temperature": np.array([d.temperature for d in draws], dtype=np.float32),
-        "top_k": np.array([d.top_k for d in draws], dtype=np.int64),
-        "top_p": np.array([d.top_p for d in draws], dtype=np.float64),
-        "log_min_p": np.array(least, dtype=np.float32),
-        "u": np.array([d.u for d in draws], dtype=np.float64),
-    }
-
-
-def _draw_plain(logits: Tensor, draws: list[Draw], chosen: Tensor) -> None:
-    """Draw rows that have only a temperature, by inverting the cumulative distribution in the order of token ids."""
-    on = upload(_parameters(draws), logits.device)
-    rows = on["rows"]
-    probs = torch.softmax(logits[rows] / on["temperature"][:, None], dim=-1)  # [draws, vocab]
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
-    found = torch.searchsorted(cumulative, (on["u"] * cumulative[:, -1])[:, None], right=True)[:, 0]
-    chosen[rows] = torch.where(found < logits.shape[1], found, chosen[rows])  # past the end if u was rounded up
-
-
-def draw_sorted(logits: Tensor, on: dict[str, Tensor]) -> Tensor:
-    """`draw_filtered` for many rows [rows, vocab] at once, without waiting for the device. It sorts each row, for which
-    a CPU is too slow. `on`: `_parameters` on the device. Returns int64 [rows]."""
-    vocab, nucleus = logits.shape[1], (on["top_p"] < 1.0)[:, None]
-    values, ids = (logits / on["temperature"][:, None]).sort(stable=True, dim=-1, descending=True)
-    k = torch.where(on["top_k"] > 0, on["top_k"], vocab).clamp(max=vocab)
-    floor = torch.maximum(values[:, :1] + on["log_min_p"][:, None], values.gather(1, k[:, None] - 1))
-    probs = torch.softmax(values.masked_fill(values < floor, float("-inf")), dim=-1, dtype=torch.float64)
-    before = probs.cumsum(-1) - probs
-    before[:, 0] = -1.0  # the first stays
-    probs = probs.masked_fill(nucleus & (before >= on["top_p"][:, None]), 0.0)
-    by_id = torch.zeros_like(probs).scatter_(1, ids, probs)
-    cumulative = torch.where(nucleus, probs, by_id).cumsum(-1)  # as in `draw_filtered`: without top_p in order of ids
-    total = cumulative[:, -1:]
-    wanted = torch.minimum(on["u"][:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    at = torch.searchsorted(cumulative, wanted, right=True)
-    return torch.where(nucleus, ids.gather(1, at), at)[:, 0]
-
-
-def draw_filtered(logits: Tensor, d: Draw) -> int:
-    """Draw the token of one row [vocab]: filter by min_p, top_k (ties at the k-th value stay) and top_p, then invert
-    the cumulative distribution of what is left."""
-    scaled = logits / d.temperature
-    floor = -math.inf
-    if d.min_p > 0.0:  # p >= min_p * p_max, in logits
-        floor = float(scaled.max()) + math.log(d.min_p)
-    if 0 < d.top_k < scaled.shape[0]:
-        floor = max(floor, float(scaled.topk(d.top_k).values[-1]))
-    if floor > -math.inf:
-        ids = (scaled >= floor).nonzero()[:, 0]
-        values = scaled[ids]
-    else:
-        ids, values = None, scaled
-    probs = torch.softmax(values, dim=-1, dtype=torch.float64)
-    if d.top_p < 1.0:
-        probs, kept = _nucleus(probs, d.top_p)
-        ids = kept if ids is None else ids[kept]
-    cumulative = probs.cumsum(-1)
-    at = int(torch.searchsorted(cumulative, d.u * cumulative[-1], right=True))
-    at = min(at, probs.shape[0] - 1)
-    return at if ids is None else int(ids[at])
-
-
-def _nucleus(probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The most likely entries whose predecessors sum to less than `top_p`, and their indices; ties by index."""
-    n = probs.shape[0]
-    candidates = None
-    if n > 2 * _TOP_P_PREFIX:
-        least = probs.topk(_TOP_P_PREFIX).values[-1]
-        candidates = (probs >= least).nonzero()[:, 0]
-        if float(probs[candidates].sum()) <= top_p:
-            candidates = None
-    values = probs if candidates is None else probs[candidates]
-    ordered, index = values.sort(descending=True, stable=True)
-    keep = int(((ordered.cumsum(-1) - ordered) < top_p).sum())
-    index = index[: max(keep, 1)]
-    return ordered[: max(keep, 1)], index if candidates is None else candidates[index]
 
 
 def _logprobs(raw: Tensor, wanted: list[tuple[int, int]], chosen: Tensor) -> Callable[[], dict[int, TokenLogprobs]]:

@@ -9,19 +9,19 @@ from typing import NamedTuple
 import numpy as np
 
 from hydrainfer.core import SamplingParams, TokenWork
-from hydrainfer.core.random import uniform
+from hydrainfer.core.random import draw_key
 from hydrainfer.grammar import Guided
 
 
 class Draw(NamedTuple):
-    """One row to sample at random. `u` in [0, 1) determines the token. `top_k` 0 is off."""
+    """One row to sample at random. `key`, 64 bits, determines the noise. `top_k` 0 is off."""
 
     row: int
     temperature: float
     top_k: int
     top_p: float
     min_p: float
-    u: float
+    key: int
 
     @property
     def filters(self) -> bool:
@@ -85,8 +85,8 @@ def plan_sampling(work: list[TokenWork], follows: Sequence[int] | None = None) -
             ids, values = zip(*s.logit_bias)
             plan.biases.append((row, ids, values))
         if not s.greedy:
-            u = uniform(request.seed, request.choice, position)
-            plan.draws.append(Draw(row, s.temperature, max(s.top_k, 0), s.top_p, s.min_p, u))
+            key = draw_key(request.seed, request.choice, position)
+            plan.draws.append(Draw(row, s.temperature, max(s.top_k, 0), s.top_p, s.min_p, key))
         if s.grammar is not None:
             produced = seq.tokens[request.n_prompt :]
             plan.guided.append(Guided(row, seq.id, s.grammar, produced, s.reasoning))

@@ -66,9 +66,16 @@ class VisionRunner:
         if graphs and not capture_on(self._lane, Lane.VISION, self._model.device, graphs.capture_all):
             self._graphs = None
 
+    @property
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
+
     def close(self) -> None:
-        """Wait for what is running, then end the lane's thread."""
+        """Wait for what is running, then end the lane's thread and free the graphs."""
         self._lane.close()
+        if self._graphs is not None:
+            self._graphs.close()
+            self._graphs = None
 
     def _place(self, work: EncodeWork) -> _PictureRows:
         request = work.seq.request

@@ -108,9 +108,12 @@ class Answers:
         )
         return await self._answer(request, fields, name, shape.plain, work)
 
-    async def encode_chat(self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
-        """The prompt ids of a chat. Raises as `Intake.encode_chat`, and `ClientDisconnect`."""
-        work = self.intake.encode_chat(messages, options)
+    async def encode_chat(
+        self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions, salt: str | None = None
+    ) -> list[int]:
+        """The prompt ids of a chat. `salt`: the request's own. Raises as `Intake.encode_chat`, and
+        `ClientDisconnect`."""
+        work = self.intake.encode_chat(messages, options, salt_of(request, salt))
         return await unless_disconnected(work, request.receive, lambda _: None)
 
     def _name(self, kind: str) -> str:

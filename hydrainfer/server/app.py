@@ -104,7 +104,7 @@ def create_app(
     app.include_router(_instance_routes(settings, intake, ended_after), dependencies=guarded)
     app.include_router(_text_routes(answers, bodies), dependencies=guarded)
     app.include_router(front_routes(answers, bodies), dependencies=guarded)
-    app.include_router(ollama_routes(answers, bodies, settings.version), dependencies=guarded)
+    app.include_router(ollama_routes(answers, bodies), dependencies=guarded)
     return app
 
 

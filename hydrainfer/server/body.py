@@ -13,6 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from hydrainfer.core import InvalidRequest, Overloaded, RequestTooLarge
+from hydrainfer.server.known import FieldCheck
+from hydrainfer.server.paths import route_path
 
 STALLED_S = 30.0  # the longest pause between two pieces of a body
 MAX_FIELDS = 1 << 16
@@ -44,10 +46,11 @@ class Bodies:
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self.max_bytes, self._timeout_s = max_bytes, timeout_s
         self._n_held = 0
+        self._fields = FieldCheck()
 
     async def read(self, request: Request) -> object:
-        """The parsed JSON body. Raises `InvalidRequest` (also as `NotJson` or `BodyStalled`), `RequestTooLarge`,
-        `Overloaded` or `ClientDisconnect`."""
+        """The parsed JSON body, without any field that its endpoint refuses. Raises `InvalidRequest` (also as
+        `NotJson` or `BodyStalled`), `RequestTooLarge`, `Overloaded` or `ClientDisconnect`."""
         _check_json(request)
         chunks, n = list[bytes](), 0
         announced = request.headers.get("content-length", "")
@@ -60,7 +63,9 @@ class Bodies:
                     self._n_held += len(chunk)
                     chunks.append(chunk)
                     self._check(n)
-            return _parsed(b"".join(chunks))
+            body = _parsed(b"".join(chunks))
+            self._fields.check(route_path(request.scope), body)
+            return body
         finally:
             self._n_held -= n
 

@@ -1,4 +1,4 @@
-"""Request bodies: the fields that this server knows, their types, and fields that it knows but refuses."""
+"""Request bodies of chats and completions: the types of the fields that are honoured (`known` has all of them)."""
 
 from __future__ import annotations
 
@@ -9,39 +9,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.server.structured import grammar_of
-
-REFUSED_FIELDS: Mapping[str, str] = {
-    "tools": "tools are for /v1/chat/completions",
-    "functions": "functions is not supported by this server; send tools",
-    "function_call": "function_call is not supported by this server; send tool_choice",
-    "audio": "audio output is not supported by this server",
-    "prediction": "predicted outputs are not supported by this server",
-    "web_search_options": "web search is not supported by this server",
-    "chat_template": "a request may not set a chat template; it is chosen when the server starts",
-    "chat_template_kwargs": "chat_template_kwargs is for chats: a text completion has no template",
-    "documents": "documents are not supported by this server; put them into a message",
-    "mm_processor_kwargs": "mm_processor_kwargs is for /v1/chat/completions: a text completion has no pictures",
-    "continue_final_message": "continue_final_message is not supported by this server",
-    "echo": "echo is for /v1/completions; ask a chat for prompt_logprobs",
-    "suffix": "suffix is not supported by this server; leave it out",
-    "prompt_embeds": "prompt_embeds is not supported by this server; send prompt",
-    "use_beam_search": "beam search is not supported by this server",
-    "truncate_prompt_tokens": "truncate_prompt_tokens is not supported by this server; shorten the prompt",
-    "bad_words": "bad_words is not supported by this server; use logit_bias",
-    "allowed_token_ids": "allowed_token_ids is not supported by this server; use logit_bias",
-    "logits_processors": "logits_processors is not supported by this server",
-    "regex": "regex is not supported by this server; send guided_regex",
-    "ebnf": "ebnf is not supported by this server; send guided_grammar, in Lark or GBNF",
-    "grammar": "grammar is not supported by this server; send guided_grammar",
-    "json_schema": "json_schema is not supported by this server; send response_format or guided_json",
-    "stop_regex": "stop_regex is not supported by this server; send stop",
-    "n_predict": "n_predict is not supported by this server; send max_tokens",
-    "max_new_tokens": "max_new_tokens is not supported by this server; send max_tokens",
-    "guided_whitespace_pattern": "guided_whitespace_pattern is not supported: JSON is written on one line",
-}
-"""Unsupported fields and the error message of each. They would change the answer, so they are refused unless their
-value is null, false, empty or zero."""
-_REFUSED_EMPTY = ("web_search_options",)  # OpenAI's API searches also if the object is empty
 
 
 def _whole(value: object) -> object:
@@ -59,9 +26,10 @@ class StreamOptions(BaseModel):
 
 
 class CommonFields(BaseModel):
-    """The fields of both chat and text completions. `SamplingParams` checks ranges; unknown fields are ignored."""
+    """The fields of both chat and text completions. `SamplingParams` checks ranges; `known` says which other fields are
+    refused."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -106,11 +74,7 @@ class CommonFields(BaseModel):
     )  # fmt: skip
 
     def check_supported(self) -> None:
-        """Raises `InvalidRequest` naming the first field that is known but not supported."""
-        extra = self.model_extra or {}
-        for name, why in REFUSED_FIELDS.items():
-            value = extra.get(name)
-            self._refuse(name, value is not None if name in _REFUSED_EMPTY else bool(value), why)
+        """Raises `InvalidRequest` naming the first field whose value is not supported."""
         more = self.best_of is not None and self.best_of > (1 if self.n is None else self.n)
         self._refuse("best_of", more, "best_of is not supported by this server; use n")
         self._refuse("modalities", self.modalities not in (None, [], ["text"]), "only the modality text is supported")

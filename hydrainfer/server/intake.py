@@ -92,14 +92,14 @@ class Intake:
             self.processor.grammars_of(sampling),
         )
 
-    async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
+    async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions, salt: str = "") -> list[int]:
         """The prompt ids of a chat. Holds a place meanwhile. Raises as `chat`."""
         place, ticket = self.sessions.admission.take(), JobTicket()
         try:
             media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self.timeout_s), self._fetcher.fetched(messages) as fetched:
                 return await asyncio.wrap_future(
-                    self._submit(lambda: self.processor.encode_chat(fetched, options, ticket), media=media)
+                    self._submit(lambda: self.processor.encode_chat(fetched, options, ticket, salt), media=media)
                 )
         except TimeoutError:
             raise _too_late() from None

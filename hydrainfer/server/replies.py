@@ -161,7 +161,7 @@ class ChatReply(Choices):
         return b"".join(events)
 
     def chunk(self, delta: Delta) -> dict[str, Any] | None:
-        said = self._read(delta.choice, delta.text, last=delta.finish_reason is not None)
+        said = self._read(delta.choice, delta.text, delta.finish_reason)
         if not (said or self._tells(delta)):
             return None
         choice: dict[str, Any] = {
@@ -177,7 +177,7 @@ class ChatReply(Choices):
         return choice
 
     def choice(self, index: int, done: Completion) -> dict[str, Any]:
-        said = self._read(index, done.text, last=True)
+        said = self._read(index, done.text, done.finish_reason)
         choice: dict[str, Any] = {
             "index": index,
             "message": {"role": "assistant", "refusal": None, **self._message(said)},
@@ -189,9 +189,10 @@ class ChatReply(Choices):
             choice["token_ids"] = done.token_ids
         return choice
 
-    def _read(self, index: int, text: str, *, last: bool) -> AnswerPiece:
-        """The reasoning, content and calls in a piece of a choice's text. `last`: no more text follows."""
-        said = together(self._streams[index].push(text, last=last))
+    def _read(self, index: int, text: str, finish_reason: str | None) -> AnswerPiece:
+        """The reasoning, content and calls in a piece of a choice's text. `finish_reason`: of the last piece."""
+        last, cut = finish_reason is not None, finish_reason == "length"
+        said = together(self._streams[index].push(text, last=last, cut=cut))
         return said if self._shows_reasoning else msgspec.structs.replace(said, reasoning="")
 
     def _delta(self, said: AnswerPiece, *, last: bool) -> dict[str, Any]:

@@ -50,6 +50,9 @@ class Exports:
         device = next((s.device for s in stores.values()), torch.device("cpu"))
         check_transport(transport, device)
         names = _offered(transport, device, local is not None)
+        if transport == "auto" and "cuda-ipc" in names and (problem := _not_shared(stores)):
+            names.remove("cuda-ipc")
+            _log.warning("%s: peers on this host pull blocks over tcp instead, which is slower", problem)
         self._stores, self._local = stores, local
         self._server: BlockServer | None = None
         if set(names) & set(OVER_SERVER):
@@ -106,6 +109,17 @@ def _offered(transport: str, device: torch.device, local: bool) -> list[str]:
     return [*(["local"] if local else []), "shared-memory" if device.type == "cpu" else "cuda-ipc", "tcp"]
 
 
+def _not_shared(stores: Mapping[str, BlockStore]) -> str:
+    """Why CUDA memory cannot be shared between processes here (virtual GPUs, WSL, confidential computing, an
+    allocator's expandable segments); empty if it can."""
+    try:
+        for store in stores.values():
+            cuda_ipc.offer(store)
+    except ConfigError as e:
+        return str(e)
+    return ""
+
+
 def _check_server(host: str, secret: bytes) -> None:
     if not secret:
         raise ConfigError("transports over sockets need the cluster's secret", param="transport")
@@ -115,7 +129,8 @@ def _check_server(host: str, secret: bytes) -> None:
 
 class Routes:
     """The `Transport` to every peer: `transport` or, with auto, the best that each peer offers. A way that does not
-    work is skipped. `device`: the device of our caches. `copy_blocks`: see `LocalTransport`."""
+    work is skipped. `device`: the device of our caches. `copy_blocks`: the kernel that copies
+    scattered blocks, if there is one."""
 
     def __init__(
         self,
@@ -132,7 +147,7 @@ class Routes:
         makers: dict[str, Callable[[], Transport]] = {
             "local": lambda: LocalTransport(local or LocalExports(), copy_blocks),
             "shared-memory": SharedMemoryTransport,
-            "cuda-ipc": CudaIpcTransport,
+            "cuda-ipc": lambda: CudaIpcTransport(copy_blocks),
             "tcp": lambda: TcpTransport(secret, timeout_s),
             "gloo": lambda: TwoSidedTransport(GLOO, secret, timeout_s),
             "nccl": lambda: TwoSidedTransport(NCCL, secret, timeout_s),

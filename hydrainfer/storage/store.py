@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -17,6 +18,7 @@ from torch import Tensor
 from hydrainfer.cache import CacheSpec, Part
 
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python knows it from 3.13 on
+_PORTABLE = 1  # of cudaHostRegister: pinned for every CUDA context
 
 
 class Region(NamedTuple):
@@ -35,8 +37,10 @@ class Region(NamedTuple):
             assert device.type == "cpu", device
             file, pages = _memory_file(f"hydrainfer:{name}", n_bytes)
             return cls(torch.frombuffer(pages, dtype=torch.uint8)[:n_bytes], file)
-        if pinned or device.type != "cpu" or n_bytes == 0:
-            return cls(torch.zeros(n_bytes, dtype=torch.uint8, device=device, pin_memory=pinned))
+        if device.type != "cpu" or n_bytes == 0:
+            return cls(torch.zeros(n_bytes, dtype=torch.uint8, device=device))
+        if pinned:
+            return cls(_pinned(n_bytes))
         pages = mmap.mmap(-1, n_bytes)  # the kernel gives zero pages on first touch; the tensor keeps the mapping alive
         return cls(torch.frombuffer(pages, dtype=torch.uint8))
 
@@ -45,6 +49,17 @@ class Region(NamedTuple):
         self.bytes[first : first + n_bytes].zero_()
         if self.bytes.device.type == "cuda":
             torch.cuda.current_stream(self.bytes.device).synchronize()
+
+
+def _pinned(n_bytes: int) -> Tensor:
+    """Pinned memory, uint8 [n_bytes], which is unpinned once no view of it is left. (torch's own allocator pins the
+    next power of two.) Raises `MemoryError`."""
+    pages = (ctypes.c_char * n_bytes).from_buffer(mmap.mmap(-1, n_bytes))
+    address, runtime = ctypes.addressof(pages), torch.cuda.cudart()
+    if error := int(runtime.cudaHostRegister(address, n_bytes, _PORTABLE)):
+        raise MemoryError(f"{n_bytes} bytes of host memory cannot be pinned: CUDA error {error}")
+    weakref.finalize(pages, runtime.cudaHostUnregister, address).atexit = False  # before the mapping goes
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 class BlockStore:

@@ -16,7 +16,8 @@ from hydrainfer.ops import upload
 from hydrainfer.storage.store import BlockStore
 
 TIMEOUT_S = 10.0
-CopyBlocks = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+CopyBlocks = Callable[[Tensor, Tensor, Tensor | int, Tensor], None]
+"""`copy_blocks(to, to_ids, source, source_ids)`; `source` is a tensor, or an address at which memory is mapped."""
 
 
 class TransportError(HydraError):
@@ -108,8 +109,7 @@ class LocalExports:
 
 
 class LocalTransport:
-    """The transport within a process: one copy per run of blocks or, on CUDA, one call of `copy_blocks(to, to_ids,
-    source, source_ids)` for all."""
+    """The transport within a process: one copy per run of blocks or, on CUDA, one call of `copy_blocks` for all."""
 
     def __init__(self, exports: LocalExports, copy_blocks: CopyBlocks | None = None) -> None:
         self._exports, self._copy_blocks = exports, copy_blocks

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #define HYDRA_LAUNCH(kernel, blocks, threads, stream, ...) kernel<<<blocks, threads, 0, stream>>>(__VA_ARGS__)
+#define HYDRA_LAUNCH_TOGETHER HYDRA_LAUNCH  // for kernels whose threads wait for each other
 namespace hydra {
 using bf16 = __nv_bfloat16;
 using f16 = __half;
@@ -22,22 +23,36 @@ namespace hydra {
 __device__ inline float wide(float x) { return x; }
 __device__ inline void narrow(float& to, float x) { to = x; }
 
-// As many numbers as one access of 16 bytes brings.
-template <class T>
-struct alignas(16) Pack {
-  static constexpr int N = 16 / sizeof(T);
+// As many numbers as one access of `BYTES` bytes brings.
+template <class T, int BYTES = 16>
+struct alignas(BYTES) Pack {
+  static constexpr int N = BYTES / sizeof(T);
   T x[N];
 };
 
-template <class T>
-__device__ inline Pack<T> load(const T* from) {
-  return *reinterpret_cast<const Pack<T>*>(from);
+template <int BYTES = 16, class T>
+__device__ inline Pack<T, BYTES> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, BYTES>*>(from);
 }
 
-template <class T>
-__device__ inline void store(T* to, const Pack<T>& pack) {
-  *reinterpret_cast<Pack<T>*>(to) = pack;
+template <class T, int BYTES>
+__device__ inline void store(T* to, const Pack<T, BYTES>& pack) {
+  *reinterpret_cast<Pack<T, BYTES>*>(to) = pack;
 }
+
+// The same as one access of 16 bytes, also where the compiler would make several.
+template <class T>
+__device__ inline void store_whole(T* to, const Pack<T>& pack) {
+#ifdef __CUDACC__
+  uint4 raw;
+  __builtin_memcpy(&raw, &pack, sizeof raw);
+  __stwb(reinterpret_cast<uint4*>(to), raw);
+#else
+  store(to, pack);
+#endif
+}
+
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 constexpr int THREADS = 256;
 inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + THREADS - 1) / THREADS); }

@@ -4,9 +4,12 @@ import os
 
 import msgspec
 import pytest
+import torch
 
 from hydrainfer.assemble import instances, start_instance
-from hydrainfer.config import ServeConfig
+from hydrainfer.checkpoint import read_config
+from hydrainfer.cluster.launch import InProcess
+from hydrainfer.config import ServeConfig, read_layout
 from hydrainfer.core import ConfigError
 from tests.checkpoints_qwen import make_qwen
 from tests.cluster.processes import memories
@@ -29,6 +32,27 @@ def test_blocks_of_other_sizes(checkpoint, other, monkeypatch):
     with pytest.raises(ConfigError, match=r"instance D0 cannot join: blocks of its cache '\w+' have \d+ bytes.*--elas"):
         start_instance(ServeConfig(model=checkpoint, **layout))
     assert memories([os.getpid()]) == (set(), set()), "what the refused one had is given back"
+
+
+def test_instances_of_one_process_share_its_gpu(checkpoint, monkeypatch):
+    """Nothing is placed, so nothing needs Ray; each has an equal part of the memory."""
+
+    class Stop(Exception):
+        pass
+
+    def hub(front, mesh, launcher, *rest):
+        assert isinstance(launcher, InProcess)
+        raise Stop
+
+    shares = []
+    monkeypatch.setattr(instances, "torch_device", lambda config: torch.device("cuda", 0))
+    monkeypatch.setattr(instances, "own_options", lambda config, spec: shares.append(spec.share) or config)
+    monkeypatch.setattr(instances, "Hub", hub)
+    config = ServeConfig(model=checkpoint, layout="1E1P1D", launcher="inproc", dtype="bfloat16")
+    described = read_config(checkpoint)
+    with pytest.raises(Stop):
+        instances.start_cluster(config, described, read_layout("1E1P1D"), 64, (), None, None, None)
+    assert [share.gpus or share.of_memory(3) for share in shares] == [1 / 3] * 3
 
 
 def test_facts_that_differ_name_their_instances():

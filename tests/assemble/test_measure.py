@@ -4,14 +4,17 @@ import os
 
 import pytest
 
-from hydrainfer.assemble.measure import Grid, _is_known, _note, measure_model
+from hydrainfer.assemble.grid import Grid, pool_for
+from hydrainfer.assemble.measure import _is_known, _note, measure_model
 from hydrainfer.assemble.rig import Rig
 from hydrainfer.config import ServeConfig, Slo, read_cost_model
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.machine import busy_cores
 from hydrainfer.planner.costs import BatchShape, Mix, budgets_for, read_cost_file, write_cost_file
+from hydrainfer.runtime import LanguageRunner
 from tests.checkpoints import make_llava
 from tests.checkpoints_text import make_text
+from tests.memory import watch_caches
 
 pytestmark = pytest.mark.cpu
 GRID = Grid(
@@ -103,15 +106,42 @@ def test_a_busy_machine_is_noted():
 def test_a_model_with_states_is_measured(tmp_path):
     """Few blocks of those, whatever the context."""
     config = ServeConfig(model=str(make_text(tmp_path, "lfm2")), threads=1, native_kernels=False)
-    rig = Rig(config, [], 0, n_sequences=5, n_context=512)
-    assert all(len(seq.blocks["state"]) == 3 and len(seq.blocks["kv"]) == 32 for seq in rig.texts)
-    for work in (
+    works = (
         BatchShape(chunk=64),
         BatchShape(chunk=70, start=32, decodes=2, context=40),
         BatchShape(decodes=5, context=500),
-    ):
+        BatchShape(decodes=5, context=511),
+    )
+    rig = Rig(config, [], 0, works)
+    assert {spec.name: n for spec, n in pool_for(works, rig.kv).items()} == {"state": 5 * 3, "kv": 5 * 32}
+    for work in works:
         assert rig.run(work) > 0
     rig.close()
+
+
+def test_decodes_ahead_continue_what_the_batch_before_samples(checkpoint, monkeypatch):
+    config = ServeConfig(model=str(checkpoint), threads=1, native_kernels=False)
+    decodes, packed = BatchShape(decodes=3, context=40), []
+    rig = Rig(config, [(56, 56)], 1, [decodes])
+    forward = LanguageRunner._forward
+    monkeypatch.setattr(LanguageRunner, "_forward", lambda self, p: packed.append(p) or forward(self, p))
+    try:
+        assert rig.run(decodes) > 0 and packed[-1].follows is None
+        assert len(rig.run_ahead(decodes, 0.0, 4)) >= 4
+        assert packed[-1].follows.tolist() == [0, 1, 2] and packed[-1].positions.tolist() == [40] * 3
+        assert not rig.device_times(decodes, 3), "a CPU has no streams"
+    finally:
+        rig.close()
+
+
+def test_a_closed_rig_has_freed_its_caches(checkpoint, monkeypatch):
+    n_caches = watch_caches(monkeypatch)
+    config = ServeConfig(model=str(checkpoint), threads=1, native_kernels=False)
+    rig = Rig(config, [(56, 56)], 1, [BatchShape(decodes=3, context=40)])
+    rig.run(BatchShape(pictures=1, tokens=rig.picture_tokens[0]))
+    assert n_caches() == 2
+    rig.close()
+    assert n_caches() == 0
 
 
 @pytest.mark.parametrize(

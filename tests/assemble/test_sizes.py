@@ -35,3 +35,11 @@ def test_a_transport_between_other_processes_is_refused():
                     check(transport)
             else:
                 check(transport)
+
+
+def test_nccl_between_instances_that_share_a_gpu_is_refused():
+    """NCCL says "Duplicate GPU detected" only at the first pull."""
+    check_between_processes("nccl", [1.0, 1.0])
+    check_between_processes("cuda-ipc", [0.5, 0.5])
+    with pytest.raises(ConfigError, match=r"nccl cannot copy .* share a GPU.* use cuda-ipc or auto"):
+        check_between_processes("nccl", [1.0, 0.5])

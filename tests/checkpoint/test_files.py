@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hydrainfer.checkpoint import find_json, preprocessing, read_json
+from hydrainfer.checkpoint import FAMILIES, architecture_of, find_json, preprocessing, read_json, weight_files
 from hydrainfer.core import CheckpointError
 
 pytestmark = pytest.mark.unit
@@ -189,14 +189,50 @@ def test_what_is_no_file(tmp_path):
 def test_each_place_of_preprocessing(tmp_path):
     assert preprocessing(tmp_path) is None
     both = {
-        "image_processor": {"resample": 2, "crop_size": None, "size": {"height": 3, "width": None}},
+        "image_processor": {"do_pad": None, "pad_size": None, "size": {"height": 3, "width": None}},
         "video_processor": {"fps": 2},
     }
-    (tmp_path / "processor_config.json").write_text(json.dumps(both))
-    assert (preprocessing(tmp_path), preprocessing(tmp_path, "video")) == (
-        {"resample": 2, "size": {"height": 3}},
-        {"fps": 2},
-    )
     (tmp_path / "preprocessor_config.json").write_text('{"resample": 3}')
+    assert preprocessing(tmp_path) == preprocessing(tmp_path, "video") == {"resample": 3}
     (tmp_path / "video_preprocessor_config.json").write_text('{"fps": 4}')
     assert (preprocessing(tmp_path), preprocessing(tmp_path, "video")) == ({"resample": 3}, {"fps": 4})
+    (tmp_path / "processor_config.json").write_text(json.dumps(both))
+    assert (preprocessing(tmp_path), preprocessing(tmp_path, "video")) == (
+        {"do_pad": False, "size": {"height": 3}},
+        {"fps": 2},
+    )
+
+
+@pytest.mark.parametrize("architectures", [None, [], ...], ids=["null", "empty", "missing"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_model_type_decides_where_no_architecture_is_named(tmp_path, name, architectures):
+    content = {"model_type": FAMILIES[name].model_type} | (
+        {} if architectures is ... else {"architectures": architectures}
+    )
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert architecture_of(tmp_path) == name
+
+
+def test_the_first_supported_architecture_counts(tmp_path):
+    content = {"model_type": "llava", "architectures": ["LlavaForNothing", "LlavaForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert architecture_of(tmp_path) == "LlavaForConditionalGeneration"
+
+
+def test_weights_under_a_name_of_their_own_are_refused(tmp_path):
+    content = {"model_type": "llava", "transformers_weights": "other.safetensors"}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="transformers_weights 'other"):
+        architecture_of(tmp_path)
+
+
+def test_one_whole_file_of_weights_comes_before_an_index(tmp_path):
+    """Merged and saved again, a checkpoint may still have the index of its former shards."""
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="1 of 1 weight files are missing"):
+        weight_files(tmp_path)
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    assert [file.name for file in weight_files(tmp_path)] == ["model-00001-of-00002.safetensors"]
+    (tmp_path / "model.safetensors").touch()
+    assert [file.name for file in weight_files(tmp_path)] == ["model.safetensors"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+import shutil
 import struct
+from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
 from hydrainfer.checkpoint import locate, read_config
+from hydrainfer.checkpoint.gguf import folder as folder_room
 from hydrainfer.checkpoint.gguf import read_gguf
+from hydrainfer.checkpoint.gguf.config import text_json
 from hydrainfer.core import CheckpointError, Role
 from hydrainfer.models import load_model
 from hydrainfer.processor import load_description
@@ -146,6 +150,57 @@ WRONG = {
 def test_what_is_not_supported_is_named(llama, tmp_path, name):
     changes, wanted = WRONG[name]
     assert wanted in complaint(rewritten(llama, tmp_path / "wrong.gguf", **changes), load=True)
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+PLAIN = {"rope_type": "default"}
+SCALED = [  # as llama.cpp reads them
+    ({}, PLAIN),
+    ({"type": "linear", "factor": 4.0}, LINEAR),
+    ({"factor": 4.0}, LINEAR),
+    ({"scale_linear": 4.0}, LINEAR),
+    ({"factor": 4.0, "scale_linear": 2.0}, LINEAR),
+    ({"type": "linear", "scale_linear": 4.0}, LINEAR),
+    ({"type": "linear"}, PLAIN),
+    ({"factor": 0.0, "scale_linear": 4.0}, PLAIN),
+    ({"scale_linear": 1.0}, PLAIN),
+    ({"type": "none", "factor": 4.0}, PLAIN),
+    ({"type": "linear", "factor": 4.0, "attn_factor": 1.0}, LINEAR),
+]
+
+
+def scaled(llama, out, scaling):
+    fields = {f"rope.{'' if name == 'scale_linear' else 'scaling.'}{name}": v for name, v in scaling.items()}
+    return write_text(llama.parent / "checkpoint", out, **fields)
+
+
+@pytest.mark.parametrize(("scaling", "rope"), SCALED, ids=str)
+def test_positions_are_scaled_as_llama_cpp_scales_them(llama, tmp_path, scaling, rope):
+    file = read_gguf(scaled(llama, tmp_path / "scaled.gguf", scaling))
+    parameters = text_json(file)["rope_parameters"]
+    assert {name: value for name, value in parameters.items() if name != "rope_theta"} == rope
+
+
+@pytest.mark.parametrize(
+    ("scaling", "says"),
+    [
+        ({"attn_factor": 1.5}, "rope.scaling.attn_factor 1.5 is not supported; supported: 1"),
+        ({"scale_linear": -4.0}, "llama.rope.scale_linear is -4.0; it must be a number, at least 0"),
+        ({"type": "longrope", "factor": 4.0}, "rope scaling 'longrope' is not supported; supported: linear, llama3"),
+    ],
+)
+def test_another_scaling_of_positions_is_refused(llama, tmp_path, scaling, says):
+    assert says in complaint(scaled(llama, tmp_path / "scaled.gguf", scaling))
+
+
+def test_what_was_made_of_a_file_is_made_anew_when_the_code_changes(llama, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first = folder_room.unpack(llama)
+    assert folder_room.unpack(llama) == first
+    package = shutil.copytree(Path(folder_room.__file__).parent, tmp_path / "package")
+    (package / "config.py").write_text((package / "config.py").read_text() + "\n")
+    monkeypatch.setattr(folder_room, "__file__", str(package / "folder.py"))
+    assert folder_room.unpack(llama) != first
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -46,16 +46,36 @@ def test_what_an_entry_names_is_there(name):
 
 
 @pytest.mark.parametrize("name", [*CLIPS, *QWENS])
-def test_null_is_left_out_and_what_is_left_out_has_a_default(write, name):
-    given = PREPROCESSING | {"size": {"shortest_edge": 336, "longest_edge": 9999}, "image_grid_pinpoints": POINTS}
+def test_null_is_as_transformers_has_it_and_what_is_left_out_has_a_default(write, name):
+    """A switch that is null is off. A null where a value is needed is refused, as by transformers."""
+    size = {"shortest_edge": 336} if name in CLIPS else {"shortest_edge": 336, "longest_edge": 9999}
+    given = PREPROCESSING | {"size": size, "image_grid_pinpoints": POINTS}
+    for field in ("do_resize", "do_normalize", "do_rescale", "do_center_crop", "do_pad"):
+        answers = []
+        for value in (None, False):
+            try:
+                answers.append(read_config(write(name, given | {field: value})))
+            except CheckpointError as e:
+                answers.append(e.message)
+        assert answers[0] == answers[1], field
+    switches = {"resample": "resize", "rescale_factor": "rescale", "image_mean": "normalize", "image_std": "normalize"}
+    for field, switch in switches.items():
+        with pytest.raises(CheckpointError, match=f"{field} is null"):
+            read_config(write(name, given | {field: None}))
+        if switch != "resize":
+            read_config(write(name, given | {field: None, f"do_{switch}": False}))
     needed = {"size", "crop_size"} if name in CLIPS else {"patch_size", "merge_size", "temporal_patch_size"}
-    for field in [*given, "do_resize", "do_normalize", "do_center_crop", "do_pad", "fps", "max_frames"]:
+    for field in ["fps", "max_frames", "min_pixels", "max_pixels", "pad_size", "data_format"]:
         if field not in needed:
             without = read_config(write(name, {k: v for k, v in given.items() if k != field}))
             assert read_config(write(name, given | {field: None})) == without, field
     spelled = given["size"] | {"height": None, "width": None, "max_pixels": None}
     assert read_config(write(name, given | {"size": spelled})) == read_config(write(name, given))
     silent = {k: v for k, v in given.items() if k in needed}
+    if name in QWENS and not name.startswith("Qwen2"):  # whose videos have other defaults than its pictures
+        with pytest.raises(CheckpointError, match="normalises frames otherwise than pictures"):
+            read_config(write(name, silent))
+        return
     default = read_config(write(name, silent)).vision
     pixels = default.clip.pixels if name == "LlavaNext" else default.pixels
     assert pixels.mean == (0.48145466, 0.4578275, 0.40821073) and pixels.std[0] == 0.26862954
@@ -78,7 +98,9 @@ OF_CLIP = {
     "other crop": ({"crop_size": 28}, "(28, 28)"),
 }
 OF_LLAVA = {
-    "silent": ({"size": None, "crop_size": None}, "makes pictures of (224, 224) pixels, but the vision tower takes"),
+    "no size for a switch": ({"size": None}, "preprocessor_config.json: size is null; give it a value"),
+    "no crop for a switch": ({"crop_size": None}, "preprocessor_config.json: crop_size is null; give it a value"),
+    "a longest edge": ({"size": {"shortest_edge": 336, "longest_edge": 400}}, "size.longest_edge is not supported"),
     "any size": ({"do_center_crop": False}, "makes pictures of varying pixels"),
 }
 OF_QWEN = {

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from hydrainfer.core import ConfigError, InvalidRequest, Layout, Role, SamplingParams, Stage
-from hydrainfer.core.random import uniform
+from hydrainfer.core.random import draw_key
 
 pytestmark = pytest.mark.unit
 
@@ -108,14 +108,14 @@ def test_a_length_that_no_message_can_carry_is_refused():
     assert e.value.param == "min_tokens"
 
 
-def test_random_numbers_depend_on_each_argument_and_are_uniform():
-    base = uniform(1, 0, 5)
-    assert base == uniform(1, 0, 5)
-    assert len({base, uniform(2, 0, 5), uniform(1, 1, 5), uniform(1, 0, 6)}) == 4
-    draws = [uniform(7, 3, i) for i in range(20_000)]
-    assert all(0 <= u < 1 for u in draws)
+def test_keys_of_draws_depend_on_each_argument_and_are_uniform():
+    base = draw_key(1, 0, 5)
+    assert base == draw_key(1, 0, 5)
+    assert len({base, draw_key(2, 0, 5), draw_key(1, 1, 5), draw_key(1, 0, 6)}) == 4
+    keys = [draw_key(7, 3, i) for i in range(20_000)]
+    assert all(0 <= key < 1 << 64 for key in keys)
     counts = [0] * 20
-    for u in draws:
-        counts[int(u * 20)] += 1
+    for key in keys:
+        counts[key * 20 >> 64] += 1
     chi2 = sum((c - 1000) ** 2 / 1000 for c in counts)
     assert chi2 < 50  # 19 degrees of freedom: p < 1e-4

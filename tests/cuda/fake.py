@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hydrainfer.config import cache_folder
 
@@ -94,12 +94,27 @@ class Recorder(TorchDispatchMode):
         return out
 
 
+class _FakeOnDevice(FakeTensorMode):
+    """Only tensors on a device are fake: those of the CPU hold numbers, so that files can be read."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        device = next((x for x in leaves if isinstance(x, torch.device)), None)
+        if any(isinstance(x, FakeTensor) for x in leaves) or (device is not None and device.type == "cuda"):
+            args, kwargs = tree_map_only(torch.Tensor, self.from_tensor, (args, kwargs))
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **kwargs)
+
+
 @contextmanager
-def fake_cuda(monkeypatch):
-    """Within it, tensors made on `CUDA` are fake. Gives a `Recorder`. Skips the test where that cannot be."""
+def fake_cuda(monkeypatch, real_cpu: bool = False):
+    """Within it, tensors made on `CUDA` are fake, and unless `real_cpu` those made on the CPU too. Gives a `Recorder`.
+    Skips the test where that cannot be."""
     if problem := _guard():
         pytest.skip(problem)
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)
     monkeypatch.setattr(torch.cuda, "Event", _Event)
-    with FakeTensorMode(), torch.inference_mode(), Recorder() as recorder:
+    fake = _FakeOnDevice() if real_cpu else FakeTensorMode()
+    with fake, torch.inference_mode(), Recorder() as recorder:
         yield recorder

@@ -1,17 +1,26 @@
-// The words of CUDA that our kernels use, for a C++ compiler: one thread after the other. It shows wrong indices and
-// arithmetic, not races.
+// The words of CUDA that our kernels use, for a C++ compiler: one thread after the other, or, where threads wait for each
+// other, those of a block as threads of the system. It shows wrong indices and arithmetic, not every race.
 #pragma once
+#include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #define __global__
 #define __device__
+#define __launch_bounds__(...)
+#define __shared__ static
 
 struct Index {
   unsigned x = 0;
 };
 inline thread_local Index threadIdx, blockIdx;
+inline std::barrier<>* of_block;  // kernels with a barrier run one block at a time
+
+inline void __syncthreads() { of_block->arrive_and_wait(); }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 #define HYDRA_LAUNCH(kernel, blocks, threads, stream, ...)                    \
   do {                                                                        \
@@ -20,6 +29,24 @@ inline thread_local Index threadIdx, blockIdx;
       for (threadIdx.x = 0; threadIdx.x < unsigned(threads); ++threadIdx.x) { \
         kernel(__VA_ARGS__);                                                  \
       }                                                                       \
+  } while (false)
+
+#define HYDRA_LAUNCH_TOGETHER(kernel, blocks, threads, stream, ...)                       \
+  do {                                                                                    \
+    (void)stream;                                                                         \
+    for (unsigned block = 0; block < unsigned(blocks); ++block) {                         \
+      std::barrier<> barrier(threads);                                                    \
+      of_block = &barrier;                                                                \
+      std::vector<std::thread> running;                                                   \
+      for (unsigned thread = 0; thread < unsigned(threads); ++thread) {                   \
+        running.emplace_back([&, thread] {                                                \
+          blockIdx.x = block, threadIdx.x = thread;                                       \
+          kernel(__VA_ARGS__);                                                            \
+          barrier.arrive_and_drop(); /* a thread that has returned holds up no other */   \
+        });                                                                               \
+      }                                                                                   \
+      for (std::thread& each : running) each.join();                                      \
+    }                                                                                     \
   } while (false)
 
 namespace hydra {

@@ -77,6 +77,7 @@ def case(request, tmp_path_factory):
     """(checkpoint, bytes of one KV block of 4 tokens, chats → what transformers says)."""
     seed, kv_heads = request.param
     path = make_llava(tmp_path_factory.mktemp("llava"), seed, heads=4, kv_heads=kv_heads, head_dim=16)
+    (path / "chat_template.json").unlink()  # which would come first
     (path / "chat_template.jinja").write_text(IN_ORDER)
     reference = Reference(path)
     return path, 2 * 2 * 4 * kv_heads * 16 * 4, {name: reference.greedy(chat, N_NEW) for name, chat in CHATS.items()}

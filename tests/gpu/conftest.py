@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 
 def pytest_addoption(parser):
     parser.addoption("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.addoption("--models", type=Path, help="where tiny checkpoints are, or are made")
     parser.addoption("--few", action="store_true", help="of each test only some cases: a dry run")
 
 
@@ -17,6 +20,11 @@ def device(request):
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device(name, 0) if name == "cuda" else torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def models(request, tmp_path_factory):
+    return request.config.getoption("models", None) or tmp_path_factory.mktemp("models")
 
 
 def pytest_collection_modifyitems(config, items):

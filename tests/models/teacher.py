@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from hydrainfer.core import Stage
@@ -23,24 +22,24 @@ def pictures_of(path, images) -> list[PatchedPicture]:
     return [PatchedPicture(adapter.pixels(p), adapter.fit(*p.image.size).grid) for p in made]
 
 
-def _attention(spec, n: int, spans) -> AttentionBatch:
+def _attention(spec, n: int, spans, device) -> AttentionBatch:
     return AttentionBatch(
         counts=[n],
         contexts=[0],
         n_decodes=0,
         block_tokens=_BLOCK,
-        tables=torch.arange(-(-n // _BLOCK), dtype=torch.int32)[None],
-        lengths=torch.tensor([n], dtype=torch.int32),
-        slots=torch.from_numpy(np.arange(n)),
-        starts=torch.tensor([0, n], dtype=torch.int32),
+        tables=torch.arange(-(-n // _BLOCK), dtype=torch.int32, device=device)[None],
+        lengths=torch.tensor([n], dtype=torch.int32, device=device),
+        slots=torch.arange(n, device=device),
+        starts=torch.tensor([0, n], dtype=torch.int32, device=device),
         window=spec.window,
         spans=[(0, first, stop) for first, stop in spans],
     )
 
 
-def _scan(n: int) -> ScanBatch:
+def _scan(n: int, device) -> ScanBatch:
     """All rows in two pieces."""
-    none = torch.empty(0, dtype=torch.int64)
+    none = torch.empty(0, dtype=torch.int64, device=device)
     return ScanBatch(0, none, none, [ScanRows(slice(0, n // 2), -1, 1), ScanRows(slice(n // 2, n), 1, 0)])
 
 
@@ -49,12 +48,12 @@ def teacher_forced(
 ) -> torch.Tensor:
     """Logits of every position of `ids`, or only of those in `last`, in one forward, float32 [positions, vocab].
     Placeholders take the pictures' rows in order; those of `spans` (first, stop) see each other."""
-    n = len(ids)
+    n, device = len(ids), model.device
     n_blocks = -(-n // _BLOCK)
     specs = [s for s in model.cache_specs(kv_block_tokens=_BLOCK) if Stage.DECODE in s.stages]
     caches: dict[int, LayerCache] = {}
-    tokens = torch.tensor(ids)
-    at = torch.isin(tokens, torch.tensor(model.config.media_tokens, dtype=torch.int64))
+    tokens = torch.tensor(ids, device=device)
+    at = torch.isin(tokens, torch.tensor(model.config.media_tokens, dtype=torch.int64, device=device))
     with torch.inference_mode():
         x = model.embed(torch.where(at, 0, tokens))
         if pictures:
@@ -62,10 +61,10 @@ def teacher_forced(
             assert len(rows) == int(at.sum()), "placeholders and rows differ"
             x[at] = rows
         for spec in specs:
-            batch = _attention(spec, n, spans) if spec.paged else _scan(n)
+            batch = _attention(spec, n, spans, device) if spec.paged else _scan(n, device)
             if spec.paged:
                 model.ops.prepare(batch)
-            views = zip(spec.layers, BlockStore(spec, n_blocks).layers)
+            views = zip(spec.layers, BlockStore(spec, n_blocks, device).layers)
             caches |= {layer: LayerCache(parts, batch) for layer, parts in views}
-        hidden = model.forward(x, torch.arange(n), [caches[i] for i in range(len(caches))], last)
+        hidden = model.forward(x, torch.arange(n, device=device), [caches[i] for i in range(len(caches))], last)
         return model.logits(hidden)

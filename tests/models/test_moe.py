@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,12 +58,13 @@ def test_matrices_either_way_round(inner, tmp_path):
     assert torch.equal(got.down, want.down)
 
 
-def test_published_weights_of_gpt_oss(tmp_path):
-    """MXFP4: two files, of which the scales come first; and the same numbers as bfloat16, made by transformers."""
+def make_mxfp4(folder: Path) -> tuple[Path, Path]:
+    """A checkpoint of GPT-OSS as it is published, in MXFP4: two files, of which the scales come first; and the same
+    numbers as bfloat16, made by transformers."""
     from safetensors.torch import load_file, save_file
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    published, plain = (make_text(tmp_path / name, "gpt_oss", intermediate_size=64) for name in ("a", "b"))
+    published, plain = (make_text(folder / name, "gpt_oss", intermediate_size=64) for name in ("a", "b"))
     tensors = load_file(plain / "model.safetensors")
     blocks, scales, draw = {}, {}, torch.Generator().manual_seed(0)
     for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
@@ -81,6 +83,11 @@ def test_published_weights_of_gpt_oss(tmp_path):
     index = {name: file for file, content in parts.items() for name in content}
     (published / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     rewrite(published, {"quantization_config": {"quant_method": "mxfp4"}})
+    return published, plain
+
+
+def test_published_weights_of_gpt_oss(tmp_path):
+    published, plain = make_mxfp4(tmp_path)
     for dtype in ("float32", "bfloat16"):
         ours, theirs = (load_model(path, Role.parse("PD"), dtype=dtype) for path in (published, plain))
         for a, b in zip(ours.language.layers, theirs.language.layers, strict=True):

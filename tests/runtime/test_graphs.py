@@ -15,10 +15,12 @@ from hydrainfer.core import DEVICE_LOST, InternalError, Role, TokenWork
 from hydrainfer.models import PatchedPicture, load_model
 from hydrainfer.models.picture import Squares
 from hydrainfer.models.qwen_tower import QwenVision
-from hydrainfer.ops import OpSet, select_ops, torch_variants
+from hydrainfer.ops import KV, OpSet, reference, select, select_ops, torch_variants
 from hydrainfer.runtime.graphs import ROWS, PassGraphs
+from hydrainfer.runtime.packing import Paged, one_token, padded
 from tests.checkpoints import make_picture
 from tests.checkpoints_qwen import make_qwen
+from tests.checkpoints_text import make_text
 from tests.runtime.harness import IMAGE, Prompt, Rig
 
 pytestmark = pytest.mark.cpu
@@ -67,6 +69,52 @@ def test_tokens_are_those_without_graphs(checkpoints, rig, before):
         assert captures.replays >= 7
     finally:
         with_graphs.close()
+
+
+def in_place(op, n_rows: int):
+    """`op`, whose first `n_rows` arguments are rows, as a kernel computes it that a graph has: every row reads its
+    state when the rows before it have written theirs, and one whose target is -1 leaves none."""
+
+    def step(*args):
+        *others, batch = args
+        if not batch.captured:
+            return op(*args)
+        out = None
+        for i in range(batch.n_decodes):
+            one = replace(batch, n_decodes=1, sources=batch.sources[i : i + 1], targets=batch.targets[i : i + 1])
+            if one.targets[0] >= 0:
+                made = op(*(rows[i : i + 1] for rows in others[:n_rows]), *others[n_rows:], one)
+                out = torch.full((batch.n_decodes, made.shape[1]), float("nan")) if out is None else out
+                out[i] = made[0]
+        return out
+
+    return step
+
+
+def write_kv(cache, fresh, batch, write=reference.write_kv) -> None:
+    """`reference.write_kv` as the kernel writes: not where there is no slot."""
+    kept = batch.slots >= 0
+    write(cache, KV(*(rows[kept] for rows in fresh)), replace(batch, slots=batch.slots[kept]))
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5"])
+def test_recurrent_states_are_those_without_graphs(tmp_path, monkeypatch, kind):
+    """Padding rows continue from no state and leave none: a copy of a row would step its state twice."""
+    captures = Captures()
+    prompts = [list(range(3, n)) for n in (9, 40, 23)]
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (20, 11, 6)]
+    path = make_text(tmp_path / kind, kind)
+    monkeypatch.setattr(reference, "write_kv", write_kv)
+    monkeypatch.setattr(reference, "short_conv", in_place(reference.short_conv, 1))
+    monkeypatch.setattr(select, "_chunked", in_place(select._chunked, 4))
+    found = []
+    for capture in (None, captures):
+        monkeypatch.setattr(assembling, "capture_for", lambda _, on=capture: on)
+        with LLM(path, device="cpu", native_kernels=False, threads=1) as llm:
+            outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+            found.append([answer.outputs[0].token_ids for answer in outputs])
+    assert found[0] == found[1]
+    assert captures.n == len(ROWS) and captures.replays > 10
 
 
 def test_embeddings_are_those_without_graphs(checkpoints):
@@ -159,6 +207,20 @@ def test_pictures_of_any_sizes_are_those_without_graphs(tmp_path, monkeypatch, f
     assert captures.replays == sum(size is not None for _, size in passes.values())
     for got, want in kept:
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_is_padded_with_the_decode_that_reads_least():
+    contexts = [8000, 30, 500]
+    tables, lengths = np.array([[1, 2], [3, 4], [5, 6]], np.int32), np.array([8001, 31, 501], np.int32)
+    page = Paged(tables, lengths, np.array([7, 8, 9]), contexts, [])
+    one = one_token(["kv"], multimodal=False)
+    three = replace(one, ids=np.array([10, 11, 12]), positions=np.array(contexts), counts=[1] * 3, paged={"kv": page})
+    five = padded(three, 5)
+    assert five.ids.tolist() == [10, 11, 12, 11, 11] and five.positions.tolist() == [8000, 30, 500, 30, 30]
+    kv = five.paged["kv"]
+    assert kv.contexts == [8000, 30, 500, 30, 30] and kv.lengths.tolist() == [8001, 31, 501, 31, 31]
+    assert kv.slots.tolist() == [7, 8, 9, 8, 8] and kv.tables[:, 0].tolist() == [1, 3, 5, 3, 3]
+    assert five.n_decodes == len(five.counts) == 5
 
 
 def test_a_server_captures_before_its_engine_is_there(checkpoints, monkeypatch):

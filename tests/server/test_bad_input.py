@@ -53,7 +53,7 @@ FIELDS = [
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": -1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"top_k": 1.5}, "top_k"),
     ({"top_k": 1e30}, "top_k"),

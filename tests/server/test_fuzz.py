@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.server.fields import REFUSED_FIELDS, ChatFields, CompletionFields
+from hydrainfer.server.fields import ChatFields, CompletionFields
+from hydrainfer.server.known import ENDPOINTS
 from tests.server.conftest import image_part
 
 pytestmark = pytest.mark.cpu
@@ -12,7 +13,12 @@ pytestmark = pytest.mark.cpu
 scalars = st.none() | st.booleans() | st.integers(-3, 600) | st.floats(-3, 3) | st.text(max_size=8)
 values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3))
 names = sorted(
-    {*ChatFields.model_fields, *CompletionFields.model_fields, *REFUSED_FIELDS} - {"model", "messages", "prompt"}
+    {
+        *ChatFields.model_fields,
+        *CompletionFields.model_fields,
+        *(name for known in ENDPOINTS.values() for name in known.refused),
+    }
+    - {"model", "messages", "prompt"}
 )
 good_parts = st.just({"type": "text", "text": "hi"}) | st.just(image_part())
 parts = st.lists(good_parts | values, max_size=3)

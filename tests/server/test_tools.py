@@ -258,7 +258,8 @@ def test_tokens_and_their_probabilities(client, tools_server):
             {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": ["x"]}}]},
             "messages.1.tool_calls.0.function.arguments",
         ),
-        ({"role": "assistant", "content": None}, "messages.1.content"),
+        ({"role": "user", "content": None}, "messages.1.content"),
+        ({"role": "assistant", "content": 5}, "messages.1.content"),
         ({"role": "function", "name": "f", "content": "x"}, "messages.1.role"),
     ],
 )
@@ -280,6 +281,7 @@ def test_a_model_without_tools_says_so(server):
 def test_a_template_of_its_own_for_tools(tmp_path):
     """Hermes publishes two: `default` has no tools, `tool_use` has."""
     path = make_llava(tmp_path, image_size=56, context=2048)
+    (path / "chat_template.json").unlink()  # which would come first
     (path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     (path / "additional_chat_templates").mkdir()
     (path / "additional_chat_templates" / "tool_use.jinja").write_text(HERMES)

@@ -12,13 +12,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID = 1, NOT_MAPPED = 211, MOST = 64 };
+enum { OK = 0, INVALID = 1, NO_CONTEXT = 201, NOT_MAPPED = 211, MOST = 64 };
 typedef struct { char reserved[64]; } Handle;
 typedef struct { uint64_t base; size_t size; int opened; int ours; char name[40]; } Allocation;
 typedef struct { uint64_t to, from; size_t n; } Copy;
 static Allocation allocations[MOST];
 static Copy *copies;
 static size_t n_copies, room;
+static __thread void *context; /* of each thread; none at first */
+static char primary;
+#define DEMAND_CONTEXT if (context != &primary) return NO_CONTEXT
 
 static void note(const char *format, ...) {
     const char *path = getenv("HYDRA_DRIVER_LOG");
@@ -59,6 +62,28 @@ static Allocation *mapped(const char *name, size_t size, int flags) {
     return NULL;
 }
 
+int cuInit(unsigned flags) { return flags ? INVALID : OK; }
+
+int cuDeviceGet(int *device, int ordinal) {
+    *device = ordinal;
+    return ordinal ? INVALID : OK;
+}
+
+int cuDevicePrimaryCtxRetain(void **found, int device) {
+    *found = &primary;
+    return device ? INVALID : OK;
+}
+
+int cuCtxGetCurrent(void **found) {
+    *found = context;
+    return OK;
+}
+
+int cuCtxSetCurrent(void *wanted) {
+    context = wanted;
+    return OK;
+}
+
 int cuMemAlloc_v2(uint64_t *pointer, size_t size) {
     static int n;
     char name[40];
@@ -79,6 +104,7 @@ int cuMemFree_v2(uint64_t pointer) {
 }
 
 int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t pointer) {
+    DEMAND_CONTEXT;
     Allocation *found = at(pointer, 1);
     if (!found) return INVALID;
     *base = found->base, *size = found->size;
@@ -86,8 +112,9 @@ int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t pointer) {
 }
 
 int cuIpcGetMemHandle(Handle *handle, uint64_t pointer) {
+    DEMAND_CONTEXT;
     Allocation *found = at(pointer, 1);
-    if (!found || found->base != pointer || !found->ours) return INVALID;
+    if (!found || found->base != pointer || !found->ours || getenv("HYDRA_DRIVER_SHARES_NOTHING")) return INVALID;
     memset(handle, 0, sizeof *handle);
     strcpy(handle->reserved, found->name);
     note("export");
@@ -95,6 +122,7 @@ int cuIpcGetMemHandle(Handle *handle, uint64_t pointer) {
 }
 
 int cuIpcOpenMemHandle_v2(uint64_t *pointer, Handle handle, unsigned flags) {
+    DEMAND_CONTEXT;
     if (flags != 1) return INVALID;
     Allocation *found = NULL;
     for (int i = 0; i < MOST && !found; i++)
@@ -110,6 +138,7 @@ int cuIpcOpenMemHandle_v2(uint64_t *pointer, Handle handle, unsigned flags) {
 }
 
 int cuIpcCloseMemHandle(uint64_t pointer) {
+    DEMAND_CONTEXT;
     Allocation *found = at(pointer, 1);
     note("close");
     if (!found || !found->opened || found->base != pointer) return NOT_MAPPED;
@@ -130,6 +159,7 @@ static int start(uint64_t to, uint64_t from, size_t n) {
 typedef struct { int order; int hints[4]; unsigned flags; } Attributes;
 int cuMemcpyBatchAsync_v2(uint64_t *to, uint64_t *from, size_t *sizes, size_t n, Attributes *attributes,
                           size_t *first, size_t n_attributes, void *stream) {
+    DEMAND_CONTEXT;
     note("batch of %zu", n);
     if (!n || !stream || n_attributes != 1 || first[0] != 0 || attributes->order != 1) return INVALID;
     int problem = OK;
@@ -139,11 +169,13 @@ int cuMemcpyBatchAsync_v2(uint64_t *to, uint64_t *from, size_t *sizes, size_t n,
 #endif
 
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void *stream) {
+    DEMAND_CONTEXT;
     note("copy");
     return stream ? start(to, from, n) : INVALID;
 }
 
 int cuMemcpyDtoHAsync_v2(uint64_t to, uint64_t from, size_t n, void *stream) {
+    DEMAND_CONTEXT;
     note("copy to host");
     Allocation *source = at(from, n);
     if (!n || at(to, n) || !source || !stream) return INVALID;
@@ -154,6 +186,7 @@ int cuMemcpyDtoHAsync_v2(uint64_t to, uint64_t from, size_t n, void *stream) {
 }
 
 int cuStreamSynchronize(void *stream) {
+    DEMAND_CONTEXT;
     note("synchronize");
     for (size_t i = 0; i < n_copies; i++) memcpy((void *)copies[i].to, (void *)copies[i].from, copies[i].n);
     n_copies = 0;
@@ -161,6 +194,8 @@ int cuStreamSynchronize(void *stream) {
 }
 
 int cuGetErrorName(int code, const char **name) {
-    *name = code == INVALID ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_NOT_MAPPED";
+    *name = code == INVALID      ? "CUDA_ERROR_INVALID_VALUE"
+            : code == NO_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT"
+                                 : "CUDA_ERROR_NOT_MAPPED";
     return OK;
 }

@@ -33,7 +33,8 @@ def use(library: Path, log: Path, patch=setattr) -> None:
     """Have this process take `library` for the driver."""
     os.environ["HYDRA_DRIVER_LOG"] = str(log)
     driver = ctypes.CDLL(str(library))
-    stream = SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: None)
+    stream = SimpleNamespace(cuda_stream=STREAM)
+    cuda_ipc._primary_context.cache_clear()
     patch(cuda_ipc, "_driver", lambda: driver)
     patch(torch.cuda, "device", lambda device: nullcontext())
     patch(torch.cuda, "current_stream", lambda device: stream)
@@ -49,6 +50,7 @@ class DriverStore:
         cuda_ipc._call("cuMemAlloc_v2", ctypes.byref(self._base), ctypes.c_size_t(behind + n_blocks * size))
         memory = (ctypes.c_ubyte * (n_blocks * size)).from_address(self._base.value + behind)
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8).view(n_blocks, size)
+        self.memory = None
         if seed is not None:
             self.bytes.copy_(content("kv", n_blocks, seed))
 

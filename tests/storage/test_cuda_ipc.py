@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hydrainfer.core import ExportHandle
-from hydrainfer.storage import BlockStore, TransportError, Unreachable
+from hydrainfer.core import ConfigError, ExportHandle
+from hydrainfer.storage import BlockStore, Exports, TransportError, Unreachable, cuda_ipc
 from hydrainfer.storage.cuda_ipc import CudaIpcTransport, IpcAllocation
 from tests.storage import driver
 from tests.storage.peers import SPECS, _context, content
@@ -94,6 +98,26 @@ def test_blocks_of_an_invisible_gpu_in_one_call(library, log, exporter):
     store.free()
 
 
+def test_scattered_blocks_are_one_launch_of_our_kernel(log, exporter, monkeypatch):
+    """The driver takes as long for each piece of a batch as for one."""
+    launches = []
+
+    def kernel(to, to_ids, source, source_ids) -> None:
+        launches.append(len(to_ids))
+        size = to.shape[1]
+        for i, into in zip(source_ids.tolist(), to_ids.tolist()):
+            to[into] = torch.frombuffer((ctypes.c_ubyte * size).from_address(source + i * size), dtype=torch.uint8)
+
+    monkeypatch.setattr(cuda_ipc, "upload", lambda arrays, _: {k: torch.from_numpy(v) for k, v in arrays.items()})
+    store, transport = driver.DriverStore(9), CudaIpcTransport(kernel)
+    transport.copy(exporter.handle, IDS, store, INTO)
+    transport.copy(exporter.handle, [4, 5], store, [7, 8])
+    assert torch.equal(store.bytes[[*INTO, 7, 8]], content("kv", 8, 1)[[*IDS, 4, 5]])
+    assert launches == [5] and calls(log)[:2] == ["open", "synchronize"], "one run of blocks is the driver's"
+    transport.close()
+    store.free()
+
+
 def test_blocks_may_land_in_host_memory(log, exporter, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     store, transport = BlockStore(SPECS["kv"], 9), CudaIpcTransport()
@@ -111,6 +135,36 @@ def test_who_is_forgotten_is_opened_again(log, exporter):
     transport.close()
     opened = [call for call in calls(log) if call in ("open", "close")]
     assert opened == ["open", "close", "open", "close"]
+    store.free()
+
+
+def test_a_thread_without_a_context_gets_one_before_it_calls_the_driver(log, exporter):
+    """Else the mapping stays when it is closed, and with it the memory of an exporter that has died."""
+    store, transport = driver.DriverStore(9), CudaIpcTransport()
+    with ThreadPoolExecutor(1) as copies, ThreadPoolExecutor(1) as closes:
+        copies.submit(transport.copy, exporter.handle, [1], store, [2]).result()
+        closes.submit(transport.close).result()
+    assert torch.equal(store.bytes[2], content("kv", 8, 1)[1])
+    assert calls(log)[-1] == "close"
+    assert f"{exporter.name}" not in Path("/proc/self/maps").read_text(), "really closed"
+    store.free()
+
+
+def test_auto_goes_on_with_tcp_where_memory_cannot_be_shared(log, monkeypatch, caplog):
+    """Virtual GPUs, WSL, confidential computing, expandable segments: the driver gives no handle."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="of-ours"))
+    store = driver.DriverStore(2)
+    exports = Exports("E0:1", {"kv": store}, "auto", secret=b"x")
+    assert set(exports.handles["kv"].ways) == {"cuda-ipc", "tcp"}
+    exports.close()
+    monkeypatch.setenv("HYDRA_DRIVER_SHARES_NOTHING", "1")
+    exports = Exports("E0:1", {"kv": store}, "auto", secret=b"x")
+    assert set(exports.handles["kv"].ways) == {"tcp"}
+    exports.close()
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "cannot be shared" in record.getMessage() and "\n" not in record.getMessage()
+    with pytest.raises(ConfigError, match="cannot be shared"):  # asked for by name
+        Exports("E0:1", {"kv": store}, "cuda-ipc", secret=b"x")
     store.free()
 
 

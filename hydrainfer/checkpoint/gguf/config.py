@@ -76,18 +76,31 @@ def _dtype(file: GgufFile) -> str:
 
 def _rope(file: GgufFile, head_dim: int) -> Json:
     found: Json = {"rope_type": "default", "rope_theta": file.number("rope.freq_base", 10000.0)}
-    kind = file.field("rope.scaling.type", "none")
-    if kind not in ("none", ""):
-        require(kind == "linear", file.path, f"rope scaling {kind!r} is not supported; supported: linear, llama3")
-        return found | {"rope_type": "linear", "factor": file.number("rope.scaling.factor")}
+    factor = _linear_factor(file)
     if "rope_freqs.weight" not in file.tensors:
-        return found
+        return found if factor == 1.0 else found | {"rope_type": "linear", "factor": factor}
+    require(factor == 1.0, file.path, f"rope_freqs.weight with a linear factor of {factor:g} is not supported")
     factors, theta = _floats(file, "rope_freqs.weight"), found["rope_theta"]
     factor = max(factors, default=0.0)
     wanted = [_llama3(theta ** (-2 * i / head_dim), factor) for i in range(head_dim // 2)]
     same = len(factors) == len(wanted) and all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, wanted))
     require(same, file.path, "rope_freqs.weight has other factors than those of Llama 3, which is not supported")
     return found | {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+
+
+def _linear_factor(file: GgufFile) -> float:
+    """The factor by which positions are divided, read as by llama.cpp: a missing type is linear, a missing factor is
+    that of the files of 2023, and no factor, or 0, is 1. Raises `CheckpointError`."""
+    kind = file.field("rope.scaling.type", "linear")
+    known = kind in ("linear", "none", "")
+    require(known, file.path, f"rope scaling {kind!r} is not supported; supported: linear, llama3")
+    attention = file.number("rope.scaling.attn_factor", 1.0)
+    require(attention == 1.0, file.path, f"rope.scaling.attn_factor {attention} is not supported; supported: 1")
+    name = "rope.scaling.factor" if file.field("rope.scaling.factor") is not None else "rope.scale_linear"
+    factor = file.number(name, 0.0)
+    fits = isinstance(factor, int | float) and 0 <= factor < math.inf
+    require(fits, file.path, f"{file.architecture}.{name} is {factor!r}; it must be a number, at least 0")
+    return float(factor) if factor and kind == "linear" else 1.0
 
 
 def _llama3(frequency: float, factor: float) -> float:

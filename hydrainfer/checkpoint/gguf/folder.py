@@ -1,7 +1,7 @@
 """A checkpoint directory made of a GGUF file: small JSON files, and a link to the file itself for the weights.
 
 The directory is made once, in the user's cache folder, under the file's name and a key of the files that it was made
-from.
+from and of the code that made it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from hydrainfer.checkpoint.gguf.tokenizer import tokenizer_json
 from hydrainfer.config import cache_folder
 
 WEIGHT_FILE, VISION_FILE = "model.gguf", "mmproj.gguf"
-_EDITION = 1  # version of the files that are written here
 _VICUNA = (  # LLaVA-1.5's template, for files made before GGUF stored templates
     "{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
     "{% elif message['role'] == 'user' %}{{ 'USER: ' + message['content'] + ' ' }}"
@@ -53,7 +52,9 @@ def unpack(path: Path, vision: Path | None = None) -> Path:
 
 
 def _key(path: Path, vision: Path | None) -> str:
-    known = hashlib.blake2b(str(_EDITION).encode(), digest_size=8)
+    known = hashlib.blake2b(digest_size=8)
+    for source in sorted(Path(__file__).parent.glob("*.py")):  # what is read otherwise than before is read anew
+        known.update(source.read_bytes())
     for file in (path, *([vision] if vision else [])):
         stat = file.stat()
         known.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())

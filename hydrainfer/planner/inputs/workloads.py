@@ -3,8 +3,6 @@ arrivals."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import io
 import math
@@ -17,9 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 from PIL import Image
 
-from hydrainfer.core import ConfigError
+from hydrainfer.core import ConfigError, InvalidRequest
 from hydrainfer.metrics import at_quantile
 from hydrainfer.planner.simulation import ANSWER, PromptPart, TraceRequest
+from hydrainfer.processor import read_data_url
 from hydrainfer.workload.sources import (
     TOKENS_PER_WORD,
     ChatRequest,
@@ -214,13 +213,12 @@ def _size_of(picture: DrawnPicture | FilePicture | EncodedPicture) -> _PictureSi
         return _PictureSize(picture.width, picture.height, f"{picture.seed} {picture.width} {picture.height}")
     if isinstance(picture, FilePicture):
         return _header(picture.path, picture.path, picture.path)
-    head, comma, data = picture.url.partition(",")
-    if not (comma and head.startswith("data:") and head.endswith(";base64")):
+    if picture.url[:5].lower() != "data:":
         raise ConfigError(f"the size of {picture.url[:60]!r} is not known; planning needs data: URLs or picture files")
     try:
-        content = base64.b64decode(data, validate=True)
-    except binascii.Error:
-        raise ConfigError("a data: URL is not valid base64") from None
+        content = read_data_url(picture.url, "picture", "image/jpeg", len(picture.url), "path")
+    except InvalidRequest as e:
+        raise ConfigError(e.message) from None
     return _header(io.BytesIO(content), "a data: URL", hashlib.sha256(content).hexdigest())
 
 

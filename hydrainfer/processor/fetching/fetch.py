@@ -215,7 +215,7 @@ class Fetcher:
 
     def _redirected(self, address: Address, location: str, wanted: Wanted, param: str) -> Address:
         try:
-            target = parse_url(urljoin(address.url, location), param)
+            target = parse_url(urljoin(address.url, _location(location)), param)
             check_host(target, self.limits.hosts, self.limits.domains, param)
         except (InvalidRequest, ValueError):
             raise MediaError(
@@ -255,6 +255,17 @@ class DownloadMemory:
         with self._fetcher.lock:
             self._fetcher.held_bytes -= self._n_bytes
             self._n_bytes, self._released = 0, True
+
+
+def _location(header: str) -> str:
+    """The URL of a Location header, whose bytes were read as latin-1, as browsers understand it: in UTF-8, or in bytes
+    that become escapes; so do spaces."""
+    raw = header.strip(" \t").encode("latin-1")
+    try:
+        url = raw.decode()
+    except UnicodeDecodeError:
+        url = "".join(chr(byte) if byte < 128 else f"%{byte:02X}" for byte in raw)
+    return url.replace(" ", "%20")
 
 
 def _is_elsewhere(source: object) -> bool:

@@ -58,8 +58,9 @@ ContentPart = TextPart | ImagePart | VideoPart
 
 class ChatMessage(msgspec.Struct, frozen=True):
     """One message of a chat. `role`: one that chat templates know (`developer` has become `system`). `calls`: the tool
-    calls of an assistant's message. `call_id`: the call that a tool's message answers; `name`: its function, if the
-    client gives it. `reasoning`: the reasoning of an assistant's message, for templates that show it."""
+    calls of an assistant's message. `call_id`: the call that a tool's message answers; `name`: its function, or the
+    participant's name, if the client gives it. `reasoning`: the reasoning of an assistant's message, for templates that
+    show it. `plain`: the client sent one string, not parts."""
 
     role: str
     parts: tuple[ContentPart, ...]
@@ -67,6 +68,11 @@ class ChatMessage(msgspec.Struct, frozen=True):
     call_id: str | None = None
     name: str | None = None
     reasoning: str | None = None
+    plain: bool = False
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.parts if isinstance(part, TextPart))
 
     @property
     def images(self) -> tuple[ImagePart, ...]:
@@ -97,30 +103,48 @@ def _parse_message(message: object, where: str, local: bool) -> ChatMessage:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
     if message.get("function_call"):
         raise InvalidRequest("function_call is not supported; send tool_calls", param=f"{where}.function_call")
+    if message.get("audio"):
+        raise InvalidRequest(f"{where}.audio is not supported; send its text", param=f"{where}.audio")
     if message.get("tool_calls") or role == "tool":
         return _parse_tool_message(message, role, where, local)
     role = "system" if role == "developer" else role
-    thought = _reasoning(message, role)
-    parts = () if content is None and thought else _parse_content(content, role, where, local)
-    return ChatMessage(role, parts, reasoning=thought)
+    if role == "assistant" and not content:  # as in answers that are refusals or were cut off
+        content = _refusal(message, where)
+    parts, plain = _parse_content(content, role, where, local), isinstance(content, str)
+    return ChatMessage(role, parts, name=_name(message, where), reasoning=_reasoning(message, role), plain=plain)
 
 
 def _parse_tool_message(message: Mapping, role: str, where: str, local: bool) -> ChatMessage:
     """Parse an assistant's message with tool calls, or a tool's message with the result of one."""
     content = message.get("content")
     if role == "tool":
-        call_id, name = message.get("tool_call_id"), message.get("name")
+        call_id = message.get("tool_call_id")
         if not isinstance(call_id, str):
             raise InvalidRequest(
                 f"{where}.tool_call_id must say which call this answers", param=f"{where}.tool_call_id"
             )
         parts = _parse_content(content, role, where, local)
-        return ChatMessage(role, parts, call_id=call_id, name=name if isinstance(name, str) else None)
+        return ChatMessage(role, parts, call_id=call_id, name=_name(message, where), plain=isinstance(content, str))
     if role != "assistant":
         raise InvalidRequest(f"{where}: only the assistant calls tools", param=f"{where}.tool_calls")
     calls = parse_calls(message["tool_calls"], f"{where}.tool_calls")
-    parts = _parse_content(content, role, where, local) if content else ()
-    return ChatMessage(role, parts, calls, reasoning=_reasoning(message, role))
+    parts = _parse_content(content or _refusal(message, where), role, where, local)
+    return ChatMessage(role, parts, calls, name=_name(message, where), reasoning=_reasoning(message, role), plain=True)
+
+
+def _name(message: Mapping, where: str) -> str | None:
+    name = message.get("name")
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequest(f"{where}.name must be a string", param=f"{where}.name")
+    return name
+
+
+def _refusal(message: Mapping, where: str) -> str:
+    """The text of an assistant's refusal, which stands beside its content; empty if there is none."""
+    refusal = message.get("refusal")
+    if refusal is not None and not isinstance(refusal, str):
+        raise InvalidRequest(f"{where}.refusal must be a string", param=f"{where}.refusal")
+    return refusal or ""
 
 
 def _reasoning(message: Mapping, role: str) -> str | None:
@@ -151,6 +175,8 @@ def _parse_part(part: object, where: str, local: bool) -> ContentPart:
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{where}.text must be a string", param=f"{where}.text")
         return TextPart(part["text"])
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return TextPart(part["refusal"])
     if kind in ("image_url", "video_url"):
         url = part.get(kind)
         url = url.get("url") if isinstance(url, Mapping) else url

@@ -57,10 +57,12 @@ class VideoShape(NamedTuple):
 
 
 class VideoAdapter(Protocol):
-    """The preprocessing of videos for one model: stateless, thread-safe, picklable. `parameters` is as in
-    `ImageAdapter`. A video's prompt is known before any frame has been decoded."""
+    """The preprocessing of videos for one model: stateless, thread-safe, picklable. `parameters`: what decides an
+    embedding besides the pixels, so not which frames are taken or how large they become. `options`: all settings that a
+    request can change. A video's prompt is known before any frame has been decoded."""
 
     parameters: bytes
+    options: bytes
 
     def configured(self, options: Mapping[str, Any]) -> VideoAdapter:
         """The adapter with a request's `mm_processor_kwargs`. Raises `InvalidRequest` naming an unknown option."""

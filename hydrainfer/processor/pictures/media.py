@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import re
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 import numpy as np
@@ -30,6 +32,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"CgBI")
 _FOREIGN = (
     (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
@@ -92,8 +95,8 @@ def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
 
 
 def read_data_url(url: str, noun: str, example: str, max_bytes: int, param: str) -> bytes:
-    """The bytes of a `data:` URL. `example`: a content type for the error message. Raises `InvalidRequest` for any
-    other URL and for invalid base64, or `RequestTooLarge`."""
+    """The bytes of a `data:` URL (RFC 2397), in base64 or as escapes. `example`: a content type for the error message.
+    Raises `InvalidRequest` for any other URL and for invalid base64, or `RequestTooLarge`."""
     scheme = url[:16].partition(":")[0].lower()
     if scheme != "data":
         raise InvalidRequest(
@@ -102,11 +105,18 @@ def read_data_url(url: str, noun: str, example: str, max_bytes: int, param: str)
             code="unsupported_url",
         )
     head, comma, body = url.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
-        raise InvalidRequest(f"a data: URL must look like data:{example};base64,...", param=param, code="invalid_url")
-    _check_bytes(len(body) * 3 // 4 - 2, max_bytes, param, noun)
+    n_escapes = body.count("%")
+    n_chars = len(body) - 2 * n_escapes
+    if not comma or not re.search(r"; *base64 *\Z", unquote(head), re.IGNORECASE):
+        if not comma or not n_escapes:
+            raise InvalidRequest(
+                f"a data: URL must look like data:{example};base64,...", param=param, code="invalid_url"
+            )
+        _check_bytes(n_chars, max_bytes, param, noun)
+        return unquote_to_bytes(body)
+    _check_bytes(n_chars * 3 // 4 - 2, max_bytes, param, noun)
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode(unquote_to_bytes(body) if n_escapes else body, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequest(
             "the data: URL does not hold valid base64 (standard alphabet, padded, no spaces or line breaks)",
@@ -122,29 +132,23 @@ def decode_image(
     decoded. `wanted` maps width and height to the size after resizing; it is used if `limits.fast_jpeg` or
     `limits.dali`.
 
-    Transparency is composited onto white, and 16-bit grey keeps its high byte, as in `transformers` and as PIL does for
-    16-bit RGB. Raises `MediaError`, whose message never quotes the decoder, or `RequestTooLarge`.
+    Transparency is composited onto white, and 16-bit grey keeps its high byte, as PIL does for 16-bit RGB. A PNG is
+    whole if the chunks that decide its pixels are. Raises `MediaError`, whose message never quotes the decoder, or
+    `RequestTooLarge`.
     """
     _check_bytes(len(data), limits.max_image_bytes, param)
     kind = _sniff(data)
     if kind is None:
         raise MediaError(f"the picture is {_describe(data)}; supported formats are {SUPPORTED}", param=param)
     try:
-        with Image.open(io.BytesIO(data), formats=[kind]) as image:
-            _check_size(image.size, limits, param)
-            full = image.size
-            if limits.dali and wanted is not None:
-                made = _by_dali(data, image, wanted(*full))
-                if made is not None:
-                    return Picture(made, image.mode, limits.resampler, full)
-            if limits.fast_jpeg and wanted is not None:
-                image.draft(None, wanted(*full)[:2])  # only affects a JPEG, and only before decoding
-            if kind == "PNG":
-                _check_png(data)
-            image.load()
-            mode, upright = image.mode, _upright(image)
-            full = full if upright.size == image.size else full[::-1]
-            return Picture(to_rgb(upright), mode, limits.resampler, full)
+        try:
+            return _decoded(data, kind, limits, param, wanted)
+        except (MediaError, MemoryError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise
+        except Exception:
+            if kind != "PNG":
+                raise
+            return _decoded(_bare_png(data), kind, limits, param, wanted)
     except MediaError:
         raise
     except MemoryError:
@@ -155,6 +159,28 @@ def decode_image(
         raise MediaError(
             f"the picture cannot be decoded: it starts like a {kind} file but is damaged or cut off", param=param
         ) from None
+
+
+def _decoded(
+    data: bytes, kind: str, limits: MediaLimits, param: str, wanted: Callable[[int, int], ResizeTarget] | None
+) -> Picture:
+    """`decode_image` for a file of this kind. Raises `MediaError` or anything that Pillow raises."""
+    with Image.open(io.BytesIO(data), formats=[kind]) as image:
+        _check_size(image.size, limits, param)
+        full = image.size
+        if limits.dali and wanted is not None:
+            made = _by_dali(data, image, wanted(*full))
+            if made is not None:
+                return Picture(made, image.mode, limits.resampler, full)
+        if limits.fast_jpeg and wanted is not None:
+            image.draft(None, wanted(*full)[:2])  # only affects a JPEG, and only before decoding
+        if kind == "PNG":
+            _check_png(data)
+            _scale_transparency(image, data[24])
+        image.load()
+        mode, upright = image.mode, _upright(image)
+        full = full if upright.size == image.size else full[::-1]
+        return Picture(to_rgb(upright), mode, limits.resampler, full)
 
 
 def silence_pillow() -> None:
@@ -178,6 +204,8 @@ def _by_dali(data: bytes, image: Image.Image, target: ResizeTarget) -> Image.Ima
 def header_pixels(data: bytes) -> int:
     """Width times height by the file's header, without decoding; 0 if the header cannot be read."""
     kind = _sniff(data)
+    if kind == "PNG" and data[12:16] == b"IHDR":  # Pillow reads the chunks before the pixels as well
+        return int.from_bytes(data[16:20], "big") * int.from_bytes(data[20:24], "big")
     try:
         with Image.open(io.BytesIO(data), formats=[kind] if kind else []) as image:
             return image.width * image.height
@@ -195,7 +223,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """The picture in RGB, without transparency."""
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
         deep = np.asarray(image)  # a dtype that holds 0xFFFF
-        image = Image.fromarray((np.clip(deep, 0, 0xFFFF) >> 8).astype(np.uint8))
+        high = (np.clip(deep, 0, 0xFFFF) >> 8).astype(np.uint8)
+        if isinstance(clear := image.info.get("transparency"), int):
+            high[deep == clear] = 255  # white
+        image = Image.fromarray(high)
     elif "A" in image.getbands() or image.info.get("transparency") is not None:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
@@ -234,13 +265,43 @@ def _sniff(data: bytes) -> str | None:
 
 def _check_png(data: bytes) -> None:
     """Check the checksums of a PNG's pixels, which Pillow does not check: 0.3 ms per MB. Raises `ValueError`."""
-    view, at = memoryview(data), 8
-    while at + 12 <= len(view):
-        end = at + 8 + int.from_bytes(view[at : at + 4], "big")
-        is_pixels = view[at + 4 : at + 8] == b"IDAT"
-        if is_pixels and zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+    for chunk in _png_chunks(data):
+        if chunk[4:8] == b"IDAT" and not _is_sound(chunk):
             raise ValueError("a chunk of pixels has another checksum")
-        at = end + 4
+
+
+def _bare_png(data: bytes) -> bytes:
+    """The chunks of a PNG that decide its pixels, and the orientation. Pillow refuses a picture whose other chunks,
+    such as texts or a colour profile, are large or have a wrong checksum, although the picture is whole."""
+    bare = bytearray(data[:8])
+    for chunk in _png_chunks(data):
+        if chunk[4:8] in _PIXEL_CHUNKS or (chunk[4:8] == b"eXIf" and _is_sound(chunk)):
+            bare += chunk
+    return bytes(bare)
+
+
+def _png_chunks(data: bytes) -> Iterator[memoryview]:
+    """The chunks of a PNG: length, kind, data and checksum. The last may be cut off."""
+    view, at = memoryview(data), 8
+    while at < len(view):
+        end = at + 12 + int.from_bytes(view[at : at + 4], "big")
+        yield view[at:end]
+        at = end
+
+
+def _is_sound(chunk: memoryview) -> bool:
+    """Whether a chunk of a PNG is whole and has the right checksum."""
+    whole = len(chunk) == 12 + int.from_bytes(chunk[:4], "big")
+    return whole and zlib.crc32(chunk[4:-4]) == int.from_bytes(chunk[-4:], "big")
+
+
+def _scale_transparency(image: Image.Image, depth: int) -> None:
+    """Give a PNG's transparent colour the depth to which Pillow brings the pixels: 8 bits, but for 16-bit grey."""
+    clear = image.info.get("transparency")
+    if isinstance(clear, int) and depth < 8:
+        image.info["transparency"] = clear * 255 // ((1 << depth) - 1)
+    elif isinstance(clear, tuple) and depth == 16:
+        image.info["transparency"] = tuple(value >> 8 for value in clear)
 
 
 def _describe(data: bytes) -> str:

@@ -34,6 +34,7 @@ class QwenVideos:
         self._limit = limit or settings.frames.bounds.most
         content = msgspec.structs.replace(settings.frames, bounds=PixelBounds(0, 0))  # they decide only the size
         self.parameters = b"qwen video|" + msgspec.json.encode(content)
+        self.options = msgspec.json.encode(settings)
 
     def configured(self, options: Mapping[str, Any]) -> VideoAdapter:
         if not options:

@@ -22,19 +22,21 @@ class MarkedStream(AnswerStream):
         self._thoughts = ReasoningStream(thinking) if thinking is not None else None
         self._calls: ToolCallStream | None = None
         if tools is not None and how is not None:
-            self._calls = call_stream(how, tools.schemas, forced=forced, parallel=tools.parallel)
+            self._calls = call_stream(
+                how, tools.schemas, forced=forced, required=forced and tools.required, parallel=tools.parallel
+            )
 
     @property
     def n_calls(self) -> int:
         return self._calls.n_calls if self._calls is not None else 0
 
-    def push(self, text: str, *, last: bool = False) -> Sequence[AnswerPiece]:
+    def push(self, text: str, *, last: bool = False, cut: bool = False) -> Sequence[AnswerPiece]:
         reasoning = ""
         if self._thoughts is not None:
             reasoning, text = self._thoughts.push(text, last=last)
         if self._calls is None:
             return [AnswerPiece(reasoning, text)]
-        said = self._calls.push(text, last=last)
+        said = self._calls.push(text, last=last, cut=cut)
         return [AnswerPiece(reasoning), *said] if reasoning else said
 
 

@@ -99,9 +99,10 @@ def load_description(
     except ValueError as e:
         raise CheckpointError(f"{path / 'tokenizer.json'}: cannot stream text of this tokenizer ({e})") from None
     images = _image_input(path, config, tokenizer)
-    places = (_named(chat_template), written, _named(tokenizer.chat_template))
-    templates = next((named for named in places if "default" in named), {})
     name = template_name if template_name and chat_template is not None else f"the chat template of {path}"
+    places = [written, _named(tokenizer.chat_template, path / "tokenizer_config.json")]
+    places = [_named(chat_template, name), *(places if images else reversed(places))]  # a text model has no processor
+    templates = next((named for named in places if "default" in named), {})
     limit = config.text.context
     if max_context and max_context > limit:
         raise CheckpointError(f"a context length of {max_context} was asked for, but the model has {limit} positions")
@@ -189,12 +190,17 @@ def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:
 
 
 def _written_templates(path: Path) -> Mapping[str, str]:
-    """The templates by name: chat_template.jinja is `default`, and that in additional_chat_templates is `tool_use`. If
-    there is no chat_template.jinja, those in chat_template.json."""
-    files = {"default": path / "chat_template.jinja", "tool_use": path / "additional_chat_templates/tool_use.jinja"}
-    if not files["default"].is_file():
-        return _named((find_json(path / "chat_template.json") or {}).get("chat_template") or None)
-    return {name: _text(file) for name, file in files.items() if file.is_file()}
+    """The templates by name, from the first place that has any, in the order of transformers' processors:
+    `chat_template` of processor_config.json, chat_template.json, then chat_template.jinja as `default` and the files of
+    additional_chat_templates by their names. Raises `CheckpointError`."""
+    for name in ("processor_config.json", "chat_template.json"):
+        template = (find_json(path / name) or {}).get("chat_template")
+        if template is not None:
+            return _named(template, path / name)
+    files = {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
+    if (path / "chat_template.jinja").is_file():
+        files["default"] = path / "chat_template.jinja"
+    return {name: _text(file) for name, file in files.items()}
 
 
 def _text(file: Path) -> str:
@@ -204,9 +210,18 @@ def _text(file: Path) -> str:
         raise CheckpointError(f"{file} cannot be read: {_one_line(e)}") from None
 
 
-def _named(template: Any) -> Mapping[str, str]:
-    """Templates by name, as transformers has them. One template without a name is called `default`."""
-    return template if isinstance(template, dict) else {} if template is None else {"default": template}
+def _named(template: Any, source: str | Path) -> Mapping[str, str]:
+    """Templates by name, as transformers has them. One template without a name is called `default`; a list has objects
+    with `name` and `template`. `source`: where they stand, for the message. Raises `CheckpointError`."""
+    if template is None:
+        return {}
+    if isinstance(template, str):
+        return {"default": template}
+    if isinstance(template, list) and all(isinstance(t, dict) for t in template):
+        template = {t.get("name"): t.get("template") for t in template}
+    if isinstance(template, dict) and all(isinstance(v, str) for pair in template.items() for v in pair):
+        return template
+    raise CheckpointError(f"{source}: chat_template must be a text, or texts by name")
 
 
 def _eos_ids(generation: Mapping[str, Any], hf: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -44,7 +44,8 @@ class HarmonyStream(AnswerStream):
     def n_calls(self) -> int:
         return self._calls.n_calls
 
-    def push(self, text: str, *, last: bool = False) -> PieceList:
+    def push(self, text: str, *, last: bool = False, cut: bool = False) -> PieceList:  # noqa: ARG002  # incomplete
+        # heads are never text
         self._out = PieceList()
         self._held += text
         while self._held and (self._read_head(last) if self._body is None else self._read_body(last)):

@@ -57,8 +57,9 @@ class AnswerStream(ABC):
         """The number of calls found so far, including those that are left out."""
 
     @abstractmethod
-    def push(self, text: str, *, last: bool = False) -> Sequence[AnswerPiece]:
-        """Read the next piece of text and return its parts in order. `last`: no more text will come."""
+    def push(self, text: str, *, last: bool = False, cut: bool = False) -> Sequence[AnswerPiece]:
+        """Read the next piece of text and return its parts in order. `last`: no more text will come. `cut`: because the
+        answer has reached its length, so that marks may be incomplete."""
 
 
 def together(pieces: Sequence[AnswerPiece]) -> AnswerPiece:

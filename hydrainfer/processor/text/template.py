@@ -25,7 +25,7 @@ _GIVEN = ("messages", "raise_exception", "strftime_now")  # variables that trans
 
 class ChatTemplate:
     """A chat template, compiled and probed once, with the template for chats with tools, if that is another one.
-    `takes_parts`: content may be a list of parts; otherwise pictures and text are joined into one string.
+    `takes_parts`: a user's content may be a list of parts; otherwise pictures and text are joined into one string.
     `takes_tools`: the template shows tools to the model. `tools`: the format in which the model then writes calls, if
     known. `reasoning`: the format of its reasoning, None if it has none."""
 
@@ -56,10 +56,12 @@ class ChatTemplate:
         self._variables = used - self._ours
         self._placeholders = {ImagePart: image or "", VideoPart: video or ""}
         failures: list[str] = []
+        self.takes_parts = False  # until it is known
         self.takes_parts = self._echoes([{"type": "text", "text": _PROBE}], failures)
         if not self.takes_parts and not self._echoes(_PROBE, failures):
             said = f"{name} renders neither text nor parts of a user message"
             raise CheckpointError("; ".join([said, *failures[-1:]]))
+        self._forms = {role: self._forms_of(role) for role in ("system", "user", "assistant")}
         self.takes_tools = self._shows_tools()
         self.tools = tool_format or format_of(self._tool_source)
         named = (f for f in REASONING.values() if f.closing in source)
@@ -86,7 +88,7 @@ class ChatTemplate:
         if with_tools and given is None and self._tool_source != self._source:
             given = []  # Hermes's template goes through them without asking whether there are any
         try:
-            return self._render([self._message(m) for m in messages], given, own)
+            return self._render_joined(messages, given, own)
         except TooSlow:
             raise InvalidRequest(
                 f"the model's chat template takes more than {self._watchdog.limit_s:g} s for these messages",
@@ -100,14 +102,31 @@ class ChatTemplate:
             what = "chat_template_kwargs" if own else "messages" if tools is None else "tools"
             raise InvalidRequest(f"the model's chat template cannot render these {what}", param=what) from None
 
+    def _render_joined(
+        self, messages: Sequence[ChatMessage], tools: list[dict[str, Any]] | None, own: Mapping[str, Any]
+    ) -> str:
+        """The text of the messages as they are. If the template refuses them, as some do where a system message is not
+        the first, with the leading system messages as one, else with all of them as one. Raises what the template
+        raised first."""
+        n_leading = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
+        n_system = sum(m.role == "system" for m in messages)
+        refusal: TemplateError | None = None
+        for n in dict.fromkeys((0, n_leading, n_system)):
+            try:
+                return self._render([self._message(m) for m in _with_joined(messages, n)], tools, own)
+            except TemplateError as e:
+                refusal = refusal or e
+        assert refusal is not None
+        raise refusal
+
     def _message(self, message: ChatMessage) -> dict[str, Any]:
         """The message in the form that transformers' templates read. Arguments of calls are objects."""
         thought = {} if message.reasoning is None else {"reasoning_content": message.reasoning}
+        named = {} if message.name is None else {"name": message.name}
         if not message.calls and message.call_id is None:
-            return {"role": message.role, "content": self._content(message), **thought}
-        text = "\n".join(part.text for part in message.parts if isinstance(part, TextPart))
+            return {"role": message.role, **named, "content": self._content(message), **thought}
+        text = message.text
         if message.call_id is not None:
-            named = {} if message.name is None else {"name": message.name}
             return {"role": message.role, "content": text, "tool_call_id": message.call_id, **named}
         if text and self.reasoning is REASONING[HARMONY]:
             thought = {}  # in a message with calls its templates take text or reasoning, not both
@@ -115,10 +134,12 @@ class ChatTemplate:
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
             for c in message.calls
         ]
-        return {"role": message.role, "content": text, "tool_calls": calls, **thought}
+        return {"role": message.role, **named, "content": text, "tool_calls": calls, **thought}
 
     def _content(self, message: ChatMessage) -> str | list[dict[str, str]]:
-        if self.takes_parts:
+        """The content as the client sent it, if the template renders that for this role, else in the other form."""
+        takes_strings, takes_parts = self._forms[message.role]
+        if takes_parts and not (message.plain and takes_strings):
             return [
                 {"type": "text", "text": part.text}
                 if isinstance(part, TextPart)
@@ -126,7 +147,7 @@ class ChatTemplate:
                 for part in message.parts
             ]
         media = [self._placeholders.get(type(part), "") for part in message.media]
-        return "\n".join([*media, *(part.text for part in message.parts if isinstance(part, TextPart))])
+        return "\n".join([*media, *([message.text] if len(message.parts) > len(media) else [])])
 
     def _render(
         self,
@@ -149,14 +170,33 @@ class ChatTemplate:
             return False
         return _PROBE in text
 
-    def _echoes(self, content: Any, failures: list[str]) -> bool:
+    def _forms_of(self, role: str) -> tuple[bool, bool]:
+        """Whether the template renders content of this role that is a string, and content that is parts. If neither can
+        be found out, as for a role that it refuses, the content has the form of a user's."""
+        forms = (self._echoes(_PROBE, [], role), self._echoes([{"type": "text", "text": _PROBE}], [], role))
+        return forms if any(forms) else (not self.takes_parts, self.takes_parts)
+
+    def _echoes(self, content: Any, failures: list[str], role: str = "user") -> bool:
         """Whether the text of this content is rendered. If rendering fails, `failures` gets the reason."""
+        question = {"role": "user", "content": [{"type": "text", "text": "x"}] if self.takes_parts else "x"}
+        around = {"user": ([], []), "system": ([], [question]), "assistant": ([question], [question])}
+        before, after = around[role]
         try:
-            text = self._render([{"role": "user", "content": content}])
+            text = self._render([*before, {"role": role, "content": content}, *after])
         except Exception as e:
             failures.append(f"line {_line(e)}: {_short(e)}")
             return False
         return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+
+def _with_joined(messages: Sequence[ChatMessage], n: int) -> Sequence[ChatMessage]:
+    """The messages, with the first `n` of the system's as one at their head."""
+    if not n:
+        return messages
+    parts = [m for m in messages if m.role == "system"][:n]
+    text = "\n\n".join(m.text for m in parts)
+    rest = [m for m in messages if not any(m is part for part in parts)]
+    return [ChatMessage("system", (TextPart(text),), plain=True), *rest]
 
 
 def _line(e: Exception) -> int | str:

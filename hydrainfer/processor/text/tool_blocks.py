@@ -66,10 +66,10 @@ class BlockCallStream(ToolCallStream):
             return None if at < 0 else at + len(self._how.closing)
         return self._balance.end(self._held)
 
-    def _finish(self) -> None:
-        if self._in_calls:  # the answer was cut off
+    def _finish(self, cut: bool) -> None:
+        if self._in_calls:
             self._held, self._in_calls = self._raw + self._held, False
-        super()._finish()
+        super()._finish(cut)
 
 
 class _Balance:
@@ -196,8 +196,10 @@ READERS: Mapping[str, Callable[[str, Schemas], list[Call] | None]] = {
 """By format name, the function that returns the calls of one block, None if it has none."""
 
 
-def call_stream(how: ToolFormat, schemas: Schemas, *, forced: bool = False, parallel: bool = True) -> ToolCallStream:
-    """The reader of one choice's calls. `forced`: the answer was constrained by a grammar."""
+def call_stream(
+    how: ToolFormat, schemas: Schemas, *, forced: bool = False, required: bool = False, parallel: bool = True
+) -> ToolCallStream:
+    """The reader of one choice's calls. `forced`: the answer was constrained by a grammar; `required`: to calls."""
     if how.name in READERS and not forced:
         return BlockCallStream(how, schemas, parallel=parallel)
-    return ToolCallStream(how.held, schemas, forced=forced, parallel=parallel)
+    return ToolCallStream(how.held, schemas, forced=forced, required=required, parallel=parallel)

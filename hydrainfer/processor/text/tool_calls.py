@@ -20,13 +20,25 @@ _HEAD = re.compile(
 )
 
 
+_BEGUN = re.compile(r"""[\s;,\[]*(\{\s*"(name|type|function|arguments|parameters)"|[A-Za-z_][\w.]*(\(|\[ARGS\]))""")
+
+
 class ToolCallStream:
     """The reader of the calls of one choice. Only calls of functions in `names` count; whatever else looks like a call
-    stays text. `forced`: the answer was constrained by a grammar. `parallel=False`: calls after the first are left
-    out."""
+    stays text, unless the answer was cut off there. `forced`: the answer was constrained by a grammar; `required`: to
+    calls, so that it has no text. `parallel=False`: calls after the first are left out."""
 
-    def __init__(self, how: ToolFormat, names: Collection[str], *, forced: bool = False, parallel: bool = True) -> None:
+    def __init__(
+        self,
+        how: ToolFormat,
+        names: Collection[str],
+        *,
+        forced: bool = False,
+        required: bool = False,
+        parallel: bool = True,
+    ) -> None:
         self._how = how
+        self._required = required
         self._names = names
         self._bare = how.bare if forced or not how.bare_if_forced else ""
         self._most = None if parallel else 1
@@ -39,14 +51,15 @@ class ToolCallStream:
         self._object: _Object | None = None
         self._out = PieceList()
 
-    def push(self, text: str, *, last: bool = False) -> PieceList:
-        """Read the next piece of text and return its parts. `last`: no more text will come."""
+    def push(self, text: str, *, last: bool = False, cut: bool = False) -> PieceList:
+        """Read the next piece of text and return its parts. `last`: no more text will come. `cut`: because the answer
+        has reached its length."""
         self._out = PieceList()
         self._held += text
         while self._held and (self._read_call() if self._in_calls else self._read_text()):
             pass
         if last:
-            self._finish()
+            self._finish(cut)
         return self._out
 
     # ---- inside: each returns whether it consumed text
@@ -147,7 +160,7 @@ class ToolCallStream:
         return new_call_id(self._how.id_chars)
 
     def _say(self, text: str) -> None:
-        if not text:
+        if not text or self._required:
             return
         text = self._space + text
         kept = text.rstrip()
@@ -156,9 +169,11 @@ class ToolCallStream:
             self._began = True
             self._out.say(kept)
 
-    def _finish(self) -> None:
+    def _finish(self, cut: bool) -> None:
         if self._object is not None and self._object.index is not None:
             return  # the answer was cut off within a call
+        if cut and self._is_begun(self._raw + self._held if self._in_calls else self._held):
+            return
         if self._in_calls:
             rest, self._held = self._held, ""
             self._leave()
@@ -167,6 +182,13 @@ class ToolCallStream:
             self._say(self._held)
         if self._space and not self.n_calls:
             self._out.say(self._space)
+
+    def _is_begun(self, text: str) -> bool:
+        """Whether the text at which an answer was cut off is the beginning of a call."""
+        mark = self._how.trigger
+        if not text or (not self._in_calls and mark.startswith(text)):
+            return len(text) > 1 or (bool(text) and self.n_calls > 0)  # one character may be anything
+        return text.lstrip().startswith(mark) or _BEGUN.match(text) is not None or self.n_calls > 0
 
 
 class _Object:

@@ -25,7 +25,8 @@ class DecordDecoder:
 
     def read(self, source: VideoSource, indices: Sequence[int], keep: Keep, watch: Stopwatch) -> None:
         table = source.table
-        exact = source.codec in _CODECS and not (table.open_groups or table.counted or source.turns)
+        shifted = table.open_groups or table.counted or table.hides_frames
+        exact = source.codec in _CODECS and not (shifted or source.turns or source.mirrored)
         reader = _open(source) if exact else None
         if reader is None:
             PyavDecoder().read(source, indices, keep, watch)

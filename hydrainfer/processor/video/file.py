@@ -40,9 +40,10 @@ class VideoLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class FrameTable(NamedTuple):
     """The times of all frames. `pts`: ticks at which frame i is shown, ascending; `key_pts`, `key_seek`: when each key
-    frame is shown and where to seek to for it, in file order. `open_groups`: some frames that are shown before a key
-    frame come after it in the file. `counted`: the file does not say when frames are shown, so a frame's number is
-    known only by decoding from the start."""
+    frame is shown and where to seek to for it, in file order. The first key frame may be one that an edit list hides.
+    `open_groups`: some frames that are shown before a key frame come after it in the file. `counted`: the file does not
+    say when frames are shown, so a frame's number is known only by decoding from the start. `fps`: frames per
+    second."""
 
     pts: np.ndarray  # [frames] int64
     key_pts: np.ndarray  # [keys] int64
@@ -50,6 +51,12 @@ class FrameTable(NamedTuple):
     open_groups: bool
     counted: bool
     duration_s: float
+    fps: float
+
+    @property
+    def hides_frames(self) -> bool:
+        """Whether frames before the first one that is shown are needed to decode it."""
+        return bool(self.key_pts[0] < self.pts[0])
 
 
 class Stopwatch:
@@ -137,12 +144,12 @@ def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatc
     pts: list[int] = []
     keys: list[tuple[int, int]] = []
     regular, open_groups = container.format.name != "avi", False
-    latest, last_s, n_seen = 0, 0.0, 0
+    latest, last_s, n_seen, n_hidden = 0, 0.0, 0, 0
     for packet in container.demux(stream):
         n_seen += 1
         if n_seen % _CHECK_EVERY == 0:
             watch.check(param)
-        if not packet.size or packet.is_discard or (is_vp8 and _is_hidden_vp8(packet)):
+        if not packet.size or (is_vp8 and _is_hidden_vp8(packet)):
             continue
         shown = packet.pts if packet.pts is not None else packet.dts
         regular = regular and packet.pts is not None
@@ -151,6 +158,9 @@ def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatc
             keys.append((shown, packet.dts if packet.dts is not None else shown))
         elif not keys or (len(keys) == 1 and shown < keys[0][0]):
             continue  # the frames that it refers to are not in the file
+        if packet.is_discard:  # decoded and not shown, as an edit list says
+            n_hidden += 1
+            continue
         open_groups = open_groups or shown < keys[-1][0]
         if not pts or shown > latest:
             latest, last_s = shown, (packet.duration or 0) * tick_s
@@ -159,7 +169,7 @@ def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatc
             raise too_long(limits, param)
     if not pts:
         raise MediaError("the video has no frames", param=param)
-    if stream.frames > len(pts) + max(2, stream.frames // 100) and regular:
+    if stream.frames > len(pts) + n_hidden + max(2, stream.frames // 100) and regular:
         raise MediaError("the video is cut off: it has fewer frames than it says itself", param=param)
     key_pts = np.array([k for k, _ in keys], np.int64)
     ordered = np.sort(np.array(pts, np.int64))
@@ -167,7 +177,19 @@ def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatc
     span_s = float(ordered[-1] - ordered[0]) * tick_s
     last_s = last_s or span_s / max(1, len(pts) - 1)
     key_seek = np.array([s for _, s in keys], np.int64)
-    return FrameTable(ordered, key_pts, key_seek, open_groups, not regular, span_s + last_s)
+    duration_s = span_s + last_s
+    fps = _rate(ordered, tick_s, duration_s, float(stream.average_rate or 0))
+    return FrameTable(ordered, key_pts, key_seek, open_groups, not regular, duration_s, fps)
+
+
+def _rate(pts: np.ndarray, tick_s: float, duration_s: float, header_fps: float) -> float:
+    """Frames per second: the rate of the file's header, which is exact where times are rounded, if all frames are shown
+    at this rate; otherwise the average of the frames."""
+    if header_fps > 0:
+        drift_s = (pts - pts[0]) * tick_s - np.arange(len(pts)) / header_fps
+        if np.ptp(drift_s) <= 1.01 * tick_s:
+            return header_fps
+    return len(pts) / duration_s if duration_s > 0 else header_fps or 1.0
 
 
 def frames_of(container: Any, stream: Any, watch: Stopwatch, param: str) -> Iterator[Any]:

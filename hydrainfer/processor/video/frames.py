@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,8 +31,8 @@ VideoBackend = Literal["auto", "pyav", "decord"]
 
 
 class VideoFacts(NamedTuple):
-    """The facts of a video. `fps`: frames over duration, which is the average if the rate varies. `width`, `height`: of
-    upright frames, in pixels."""
+    """The facts of a video. `fps`: frames per second, the average if the rate varies. `width`, `height`: of upright
+    frames, in pixels."""
 
     n_frames: int
     fps: float
@@ -41,7 +43,7 @@ class VideoFacts(NamedTuple):
 
 class VideoSource(NamedTuple):
     """A checked video file. `kind`, `codec`: FFmpeg's names of container and decoder. `turns`: number of
-    counter-clockwise quarter turns that make a stored frame upright."""
+    counter-clockwise quarter turns that make a stored frame upright; `mirrored`: it is then exchanged left to right."""
 
     data: bytes
     kind: str
@@ -49,6 +51,7 @@ class VideoSource(NamedTuple):
     table: FrameTable
     facts: VideoFacts
     turns: int
+    mirrored: bool
     max_pixels: int
     param: str
 
@@ -149,15 +152,27 @@ def open_video(
         first = next(frames_of(container, stream, watch, param), None)
         if first is None:
             raise damaged(param)
-        turns = round(first.rotation / 90) % 4
+        turns, mirrored = _orientation(first)
         width, height = (first.height, first.width) if turns % 2 else (first.width, first.height)
         _check_size(width, height, limits, param)
     n = len(table.pts)
-    fps = n / table.duration_s if table.duration_s > 0 else float(stream.average_rate or 1)
-    facts = VideoFacts(n, fps, width, height, table.duration_s or n / fps)
+    facts = VideoFacts(n, table.fps, width, height, table.duration_s or n / table.fps)
     codec = stream.codec_context.name
-    source = VideoSource(data, kind, codec, table, facts, turns, limits.max_frame_pixels, param)
+    source = VideoSource(data, kind, codec, table, facts, turns, mirrored, limits.max_frame_pixels, param)
     return Video(source, limits, decoder)
+
+
+def _orientation(frame: Any) -> tuple[int, bool]:
+    """`VideoSource.turns` and `.mirrored` by a frame's display matrix, of whose angle the nearest quarter counts.
+
+    A stored pixel (column, row) is shown at (a * column + c * row, b * column + d * row), from the centre."""
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return 0, False
+    a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
+    mirrored = a * d < b * c
+    clockwise = math.atan2(b, -a if mirrored else a) / (math.pi / 2)
+    return -round(clockwise) % 4, mirrored
 
 
 def _decoder(backend: VideoBackend) -> FrameDecoder:

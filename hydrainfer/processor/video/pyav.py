@@ -79,7 +79,8 @@ def upright(frame: Any, source: VideoSource) -> np.ndarray:
     facts = source.facts
     width, height = (facts.height, facts.width) if source.turns % 2 else (facts.width, facts.height)
     array = frame.to_ndarray(format="rgb24", width=width, height=height)
-    return np.rot90(array, source.turns) if source.turns else array
+    array = np.rot90(array, source.turns) if source.turns else array
+    return array[:, ::-1] if source.mirrored else array
 
 
 def _packets_from(container: Any, stream: Any, source: VideoSource, key: int, watch: Stopwatch) -> Iterator[Any]:

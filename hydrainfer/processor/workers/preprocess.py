@@ -11,6 +11,8 @@ from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from hydrainfer.core import InvalidRequest, RequestTooLarge
 from hydrainfer.processor.messages import ImagePart, VideoPart, VideoReading
 from hydrainfer.processor.pictures import ImageAdapter, MediaItem, MediaLimits, PixelStore, VideoAdapter, silence_pillow
@@ -74,8 +76,9 @@ class JobTicket:
 
 class Preprocessor:
     """The preparation of a request's media. Thread-safe; blocks the calling thread. The same bytes with the same
-    adapter, weights and dtype are decoded again only if their pixels have left the store. Without `workers` the calling
-    thread decodes one picture at a time, which may take 700 MB. Silences Pillow's warnings in this process."""
+    options, limits, backend, weights, dtype and salt are decoded again only if their pixels have left the store.
+    Without `workers` the calling thread decodes one picture at a time, which may take 700 MB. Silences Pillow's
+    warnings in this process."""
 
     def __init__(
         self,
@@ -90,17 +93,18 @@ class Preprocessor:
         self.workers = workers
         self._pixels = pixels
         self._seal = seal
+        self._fixed = msgspec.json.encode((limits, videos, seal.weights, seal.dtype))  # what all digests depend on
         self._remembered: OrderedDict[bytes, tuple[HeldItem, ...]] = OrderedDict()
         self._lock = threading.Lock()
         silence_pillow()
 
     def prepare(
-        self, parts: Sequence[MediaPart], adapters: Adapters, ticket: JobTicket | None = None
+        self, parts: Sequence[MediaPart], adapters: Adapters, ticket: JobTicket | None = None, salt: str = ""
     ) -> list[tuple[HeldItem, ...]]:
         """The items of each part, in order. The caller owns a share of every `ref`. A video waits for the videos before
-        it, since all of them together may have only as many frames as one video. Raises `InvalidRequest`, `MediaError`,
-        `RequestTooLarge`, `DeadlineExceeded`, `Overloaded`, `Unavailable` or `CancelledError`; after an error nothing
-        is held."""
+        it, since all of them together may have only as many frames as one video. `salt`: earlier results are used only
+        if they were prepared with the same salt. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge`,
+        `DeadlineExceeded`, `Overloaded`, `Unavailable` or `CancelledError`; after an error nothing is held."""
         ticket = ticket or JobTicket()
         n_ahead = 1 if self.workers is None else 2 * self.workers.n
         started: deque[Callable[[], tuple[HeldItem, ...]]] = deque()
@@ -119,7 +123,7 @@ class Preprocessor:
                 while started and (isinstance(part, VideoPart) or len(started) >= n_ahead):
                     finish()
                 ticket.check()
-                started.append(self._start(part, adapters, n_frames, ticket, refs))
+                started.append(self._start(part, adapters, n_frames, ticket, refs, salt))
             while started:
                 finish()
         except BaseException:
@@ -130,10 +134,10 @@ class Preprocessor:
         return found
 
     def items(
-        self, parts: Sequence[MediaPart], adapters: Adapters, ticket: JobTicket | None = None
+        self, parts: Sequence[MediaPart], adapters: Adapters, ticket: JobTicket | None = None, salt: str = ""
     ) -> list[list[MediaItem]]:
         """The items of each part, to compute the prompt. No pixels are held afterwards."""
-        found = self.prepare(parts, adapters, ticket)
+        found = self.prepare(parts, adapters, ticket, salt)
         for held in found:
             for h in held:
                 self._pixels.release(h.ref)
@@ -145,17 +149,17 @@ class Preprocessor:
             self.workers.close()
 
     def _start(
-        self, part: MediaPart, adapters: Adapters, n_frames: int, ticket: JobTicket, refs: list[str]
+        self, part: MediaPart, adapters: Adapters, n_frames: int, ticket: JobTicket, refs: list[str], salt: str
     ) -> Callable[[], tuple[HeldItem, ...]]:
         """Begin to prepare one part. The returned function waits for the result. Every share taken is added to `refs`.
         `n_frames`: frames of the videos before this part."""
         if isinstance(part.source, Path):
             part = part.read(self.limits if isinstance(part, ImagePart) else self.videos)  # type: ignore[arg-type]
         source = part.source
-        prepare, args, parameters = self._job(part, adapters, n_frames)
+        prepare, args, options = self._job(part, adapters, n_frames)
         if not isinstance(source, str | bytes):  # opened by a Python caller
             return lambda: self._keep(prepare(part, *args), None, refs)
-        digest = self._digest(source, parameters)
+        digest = self._digest(source, options, salt)
         held = self._recall(digest)
         if held is not None:
             refs += [h.ref for h in held]
@@ -169,8 +173,8 @@ class Preprocessor:
     def _job(
         self, part: MediaPart, adapters: Adapters, n_frames: int
     ) -> tuple[Callable[..., tuple[Encodable, ...]], tuple[Any, ...], bytes]:
-        """The function that prepares the part, its further arguments, and bytes that identify the resulting
-        preprocessing."""
+        """The function that prepares the part, its further arguments, and bytes that differ wherever a request's
+        options lead to another result."""
         if isinstance(part, ImagePart):
             assert adapters.image is not None
             return prepare_image, (adapters.image, self.limits, self._seal), adapters.image.parameters
@@ -179,8 +183,8 @@ class Preprocessor:
         if left <= 0:
             most = self.videos.limits.max_frames
             raise InvalidRequest(f"the request's videos have more than {most} frames together", param="messages")
-        name = b"video|%d|%a|" % (left, part.fps) + adapters.video.parameters
-        return prepare_video, (adapters.video, self.videos, self._seal, left), name
+        options = b"video|%d|%a|" % (left, part.fps) + adapters.video.options
+        return prepare_video, (adapters.video, self.videos, self._seal, left), options
 
     def _keep(self, made: tuple[Encodable, ...], digest: bytes | None, refs: list[str]) -> tuple[HeldItem, ...]:
         held = []
@@ -214,12 +218,12 @@ class Preprocessor:
             self._remembered.pop(digest, None)
         return None
 
-    def _digest(self, source: str | bytes, parameters: bytes) -> bytes:
-        """A digest of everything that decides the result for a source."""
+    def _digest(self, source: str | bytes, options: bytes, salt: str) -> bytes:
+        """A digest of everything that decides the result for a source, and of the salt."""
         digest = hashlib.sha256()
         kind = type(source).__name__
         data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
-        for part in (kind.encode(), parameters, self._seal.weights, self._seal.dtype.encode(), data):
+        for part in (kind.encode(), self._fixed, options, salt.encode("utf-8", "surrogatepass"), data):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
         return digest.digest()

@@ -13,7 +13,6 @@ from hydrainfer.server.fronts.reading import (
     image_part,
     mapping,
     placed,
-    refuse,
     string,
     text_part,
     thinking_of,
@@ -21,18 +20,12 @@ from hydrainfer.server.fronts.reading import (
     written,
 )
 
-_REFUSED = {
-    "mcp_servers": "send tools",
-    "container": "",
-    "context_management": "",
-}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any]:
     """The fields of the chat that a body asks for. `counting`: the body only asks for the length of its prompt. Raises
     `InvalidRequest`."""
-    refuse(body, _REFUSED)
     if body.get("max_tokens") is None and not counting:
         raise InvalidRequest("max_tokens: is required", param="max_tokens")
     system = [{"role": "system", "content": _system(body["system"])}] if body.get("system") else []
@@ -50,10 +43,11 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
         **{name: body.get(name) for name in ("model", "stream", "temperature", "top_p", "top_k")},
         **_tool_choice(body.get("tool_choice")),
         **extensions(body),
-        **thinking_of(body, thinks(body)),
     }
     output = mapping(body.get("output_config") or {}, "output_config")
-    form = mapping(output.get("format") or {}, "output_config.format")
+    effort = output.get("effort")
+    chat |= thinking_of(body, string(effort, "output_config.effort") if effort and thinks(body) else thinks(body))
+    form = mapping(output.get("format") or body.get("output_format") or {}, "output_config.format")
     if form.get("type") == "json_schema":
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": form.get("schema")}}
     return {name: value for name, value in chat.items() if value is not None}

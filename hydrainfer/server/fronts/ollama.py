@@ -12,7 +12,6 @@ from hydrainfer.server.fronts.reading import (
     entries,
     extensions,
     mapping,
-    refuse,
     string,
     text_part,
     thinking_of,
@@ -20,14 +19,13 @@ from hydrainfer.server.fronts.reading import (
     written,
 )
 
-_REFUSED = {"template": "it is chosen when the server starts", "suffix": ""}
 _OPTIONS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_tokens",
 }
-"""Supported options → the fields of a chat. The others concern Ollama's own engine."""
+"""Supported options → the fields of a chat."""
 _RAW_TOKENS = 128  # max_tokens of a raw prompt that sets none
 
 
@@ -56,6 +54,8 @@ def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
         raise unsupported("images beside raw", "images", "leave raw out")
     fields = {"max_tokens": _RAW_TOKENS, **_common(body), "prompt": body.get("prompt")}
     fields.pop("chat_template_kwargs", None)  # set by `think`, which has no meaning without a template
+    if fields.pop("logprobs", None):
+        fields["logprobs"] = fields.pop("top_logprobs", None) or 0
     return fields
 
 
@@ -65,18 +65,18 @@ def only_loads(body: Mapping[str, Any]) -> bool:
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:
-    refuse(body, _REFUSED)
     options = mapping(body.get("options") or {}, "options")
     fields = {to: options[of] for of, to in _OPTIONS.items() if options.get(of) is not None}
     limit = fields.get("max_tokens")
-    if isinstance(limit, int | float) and limit < 0:  # no limit
+    if isinstance(limit, int | float) and limit <= 0:  # no limit
         del fields["max_tokens"]
     model = body.get("model")
     return {
         **extensions(body),
         **thinking_of(body, thinks(body)),
         **fields,
-        **({"model": string(model, "model").removesuffix(":latest")} if model is not None else {}),
+        **({"model": string(model, "model")} if model is not None else {}),
+        **{name: body[name] for name in ("logprobs", "top_logprobs") if body.get(name)},
         **_format(body.get("format")),
         "stream": body.get("stream") is not False,
         "timings": True,

@@ -20,10 +20,12 @@ from hydrainfer.server.fronts.ollama_turn import ChatTurn, GenerateTurn, head
 from hydrainfer.server.fronts.reading import mapping, string
 from hydrainfer.server.fronts.turn import shape_of
 
+_OLLAMA_VERSION = "0.12.11"
+"""The version of Ollama whose API this is. Clients refuse older ones."""
 _NEVER = "9999-12-31T23:59:59Z"
 
 
-def ollama_routes(answers: Answers, bodies: Bodies, version: str) -> APIRouter:
+def ollama_routes(answers: Answers, bodies: Bodies) -> APIRouter:
     router = APIRouter()
     model = answers.intake.processor.model
     details = _details(model)
@@ -46,7 +48,8 @@ def ollama_routes(answers: Answers, bodies: Bodies, version: str) -> APIRouter:
             return _loaded(answers, body, {"response": ""})
         shape = shape_of("ollama", GenerateTurn, body)
         if body.get("raw"):
-            return await answers.complete(request, parse(CompletionFields, ollama.raw_of(body)), shape)
+            fields = parse(CompletionFields, _own_name(answers, ollama.raw_of(body)))
+            return await answers.complete(request, fields, shape)
         return await answers.chat(request, _checked(answers, body, ollama.generate_of(body)), shape)
 
     def named(**about: Any) -> Response:
@@ -72,7 +75,7 @@ def ollama_routes(answers: Answers, bodies: Bodies, version: str) -> APIRouter:
 
     @router.get("/api/version")
     async def api_version() -> Response:
-        return json_response({"version": version})
+        return json_response({"version": _OLLAMA_VERSION})
 
     return router
 
@@ -97,12 +100,23 @@ def _checked(answers: Answers, body: Mapping[str, Any], chat: dict[str, Any]) ->
     """The fields of a chat. Raises `InvalidRequest`."""
     if ollama.thinks(body):
         answers.check_reasons("think")
-    return parse(ChatFields, chat)
+    return parse(ChatFields, _own_name(answers, chat))
+
+
+def _own_name(answers: Answers, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with the server's own name of the model: a name without a tag and one with the tag `latest` are the
+    same."""
+    name = fields.get("model")
+    if name is None:
+        return fields
+    bare = name.removesuffix(":latest")
+    return fields | {"model": next((n for n in (name, bare, f"{bare}:latest") if n in answers.names), name)}
 
 
 def _check_model(answers: Answers, body: Mapping[str, Any]) -> str:
     name = body.get("model") or body.get("name")
-    return answers.check_model(None if name is None else string(name, "model").removesuffix(":latest"))
+    fields = {} if name is None else {"model": string(name, "model")}
+    return answers.check_model(_own_name(answers, fields).get("model"))
 
 
 def _loaded(answers: Answers, body: Mapping[str, Any], said: dict[str, Any]) -> Response:

@@ -13,12 +13,19 @@ from hydrainfer.metrics import Timeline
 from hydrainfer.processor import read_arguments
 from hydrainfer.server.errors import error_body
 from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
+from hydrainfer.server.logprobs import chat_logprobs
+from hydrainfer.server.stream import Completion, Delta
 
 
 class GenerateTurn(ReplyTurn):
     """The answer of /api/generate, whose field `response` has the text."""
 
     media_type = "application/x-ndjson"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._logprobs: list[dict[str, Any]] = []
+        self._n_told = 0  # of them, in earlier lines
 
     @staticmethod
     def shows_thoughts(asked: Mapping[str, Any]) -> bool:
@@ -37,6 +44,7 @@ class GenerateTurn(ReplyTurn):
         return self._line(self._said([]), **self._figures(n_tokens, timelines))
 
     def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        self._n_told = 0  # the lines of parts were dropped
         return self._line(self._said(self.parts), **self._figures(n_tokens, timelines))
 
     def error(self, error: HydraError) -> bytes:
@@ -45,8 +53,16 @@ class GenerateTurn(ReplyTurn):
     def _said(self, parts: Sequence[ReplyPart]) -> dict[str, Any]:
         return {"response": _text(parts, "text"), **_thinking(parts)}
 
+    def _say(self, new: Delta | Completion) -> bytes:
+        if self.n_logprobs is not None:
+            self._logprobs += chat_logprobs(self.vocabulary, new.token_ids, new.logprobs)["content"]
+        return super()._say(new)
+
     def _line(self, said: dict[str, Any], **end: Any) -> bytes:
-        return orjson.dumps({**head(self.model, self.created), **said, "done": bool(end), **end}) + b"\n"
+        new, self._n_told = self._logprobs[self._n_told :], len(self._logprobs)
+        likely = {"logprobs": new} if new else {}
+        line = {**head(self.model, self.created), **said, "done": bool(end), **likely, **end}
+        return orjson.dumps(line) + b"\n"
 
     def _figures(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
         """The statistics of the last line. Durations in nanoseconds; 0 if the engine has not reported them in time."""

@@ -9,12 +9,7 @@ from typing import Any
 import orjson
 
 from hydrainfer.core import HydraError, InvalidRequest
-
-EXTENSIONS = (
-    *("priority", "deadline_s", "timings", "cache_salt", "mm_processor_kwargs", "chat_template_kwargs"),
-    *("seed", "min_p", "repetition_penalty"),
-)
-"""Our and vLLM's extra fields, which mean the same in every protocol."""
+from hydrainfer.server.known import EXTENSIONS
 
 
 def extensions(body: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -61,13 +56,6 @@ def written(value: object, where: str) -> str:
 def unsupported(what: str, where: str, hint: str = "") -> InvalidRequest:
     message = f"{what} is not supported by this server" + (f"; {hint}" if hint else "")
     return InvalidRequest(message, param=where, code="unsupported_parameter")
-
-
-def refuse(body: Mapping[str, Any], why: Mapping[str, str]) -> None:
-    """Refuse a body in which a field of `why` is set. `why`: field name → hint."""
-    for name, hint in why.items():
-        if body.get(name):
-            raise unsupported(name, name, hint)
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:

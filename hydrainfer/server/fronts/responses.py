@@ -15,7 +15,6 @@ from hydrainfer.server.fronts.reading import (
     image_part,
     mapping,
     placed,
-    refuse,
     string,
     text_part,
     unsupported,
@@ -23,21 +22,13 @@ from hydrainfer.server.fronts.reading import (
 )
 from hydrainfer.server.fronts.responses_turn import ECHOED
 
-_REFUSED = {
-    "previous_response_id": "nothing is stored; send the whole conversation as input",
-    "conversation": "nothing is stored; send the whole conversation as input",
-    "background": "",
-    "prompt": "send input",
-    "max_tool_calls": "",
-    "top_logprobs": "use /v1/chat/completions",
-}
 _INCLUDED = ("reasoning.encrypted_content",)  # accepted, but never included: no answer has any
-_SAME = ("model", "stream", "temperature", "top_p", "top_k", "parallel_tool_calls", "stop")
+_PENALTIES = ("presence_penalty", "frequency_penalty")
+_SAME = ("model", "stream", "temperature", "top_p", "top_k", "parallel_tool_calls", "stop", *_PENALTIES)
 
 
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the chat that a body asks for. Raises `InvalidRequest`."""
-    refuse(body, _REFUSED)
     for name in ECHOED:
         written(body.get(name), name)
     if body.get("truncation") not in (None, "disabled"):
@@ -45,6 +36,9 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     included = body.get("include") or []
     if not isinstance(included, list) or any(what not in _INCLUDED for what in included):
         raise unsupported("include", "include", "leave it out")
+    text = mapping(body.get("text") or {}, "text")
+    if text.get("verbosity") not in (None, "medium"):
+        raise unsupported("text.verbosity", "text.verbosity", "say in the prompt how long an answer should be")
     instructions = body.get("instructions")
     first = [{"role": "system", "content": string(instructions, "instructions")}] if instructions else []
     chat: dict[str, Any] = {
@@ -52,7 +46,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
         "max_completion_tokens": body.get("max_output_tokens"),
         "tools": _tools(body.get("tools")),
         "tool_choice": _tool_choice(body.get("tool_choice")),
-        "response_format": _format(mapping(body.get("text") or {}, "text").get("format")),
+        "response_format": _format(text.get("format")),
         **{name: body.get(name) for name in _SAME},
         **extensions(body),
         "reasoning_effort": mapping(body.get("reasoning") or {}, "reasoning").get("effort"),

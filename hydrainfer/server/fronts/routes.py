@@ -48,7 +48,7 @@ def front_routes(answers: Answers, bodies: Bodies) -> APIRouter:
         tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
         options = ChatOptions(tools, fields.template_variables, fields.mm_processor_kwargs)
         with _own_places(chat):
-            ids = await answers.encode_chat(request, parse_messages(fields.messages), options)
+            ids = await answers.encode_chat(request, parse_messages(fields.messages), options, fields.cache_salt)
         return json_response({"input_tokens": len(ids)})
 
     return router

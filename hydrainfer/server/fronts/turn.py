@@ -97,7 +97,8 @@ class ReplyTurn(Reply):
         if self.prepared.thinking is not None:
             self._ids += new.token_ids
         out = b""
-        for said in self._reader.push(new.text, last=new.finish_reason is not None):
+        last, cut = new.finish_reason is not None, new.finish_reason == "length"
+        for said in self._reader.push(new.text, last=last, cut=cut):
             out += self._grow(ReplyPart("thought"), said.reasoning) if said.reasoning and self.thoughts else b""
             out += self._grow(ReplyPart("text"), said.content) if said.content else b""
             for call in said.calls:

@@ -115,6 +115,9 @@ def test_conversations(tmp_path, next_):
     workload = Workload(dataset="d", reader="openai-jsonl", path=str(tmp_path / "r.json"))
     (request,) = trace_of(workload, next_, 1)
     assert request.pictures == (next_.picture(336, 336),) and request.n_output == 9 and len(request.content) == 64
+    parts[0]["image_url"]["url"] = url.replace("/", "%2F").replace("+", "%2B")
+    (tmp_path / "r.json").write_text(json.dumps(body))
+    assert trace_of(workload, next_, 1)[0].content == request.content
     parts[0]["image_url"]["url"] = "https://example.org/a.png"
     (tmp_path / "r.json").write_text(json.dumps(body))
     with pytest.raises(ConfigError, match="planning needs data: URLs"):

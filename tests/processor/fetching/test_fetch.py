@@ -163,6 +163,24 @@ async def test_redirects_are_followed_and_checked():
 
 
 @pytest.mark.parametrize(
+    ("location", "path", "host"),
+    [
+        ("/bücher.png".encode(), "/b%C3%BCcher.png", "a.example"),
+        ("/bücher.png".encode("latin-1"), "/b%FCcher.png", "a.example"),
+        (b"/b%C3%BCcher.png", "/b%C3%BCcher.png", "a.example"),
+        ("/日本?q=é".encode(), "/%E6%97%A5%E6%9C%AC?q=%C3%A9", "a.example"),
+        (b"/two words.png ", "/two%20words.png", "a.example"),
+        ("http://bücher.example/ü".encode(), "/%C3%BC", "xn--bcher-kva.example"),
+    ],
+)
+async def test_a_location_is_read_as_browsers_read_it(location, path, host):
+    head, end = moved("LOCATION").split(b"LOCATION")
+    async with website({"/x": head + location + end, path: ok(b"abc")}) as site:
+        assert await get(site, resolve=resolver([PUBLIC])) == b"abc"
+    assert f"Host: {host}" in site.asked[1]
+
+
+@pytest.mark.parametrize(
     "to",
     [
         *("http://127.0.0.1/y", "http://[::1]/y", "http://2130706433/", "http://169.254.169.254/latest", "file:///etc"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlavaProcessor
 
 from hydrainfer.core import CheckpointError
 from hydrainfer.processor import FORMATS, load_description, parse_messages, parse_tools
@@ -25,6 +25,7 @@ STRINGS_ONLY = (
     "{{ '[' + m['role'] + '] ' + m['content'] + '\n' }}{% endfor %}"
 )
 
+PLACES = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json", "processor_config.json")
 TOOL_USE = (  # fails where tools are None, as Hermes's does
     "<tool_call>{% for t in tools %}{{ t.function.name }};{% endfor %}{% for m in messages %}[{{ m.role }}]"
     "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}(){% endfor %}{% endfor %}"
@@ -35,12 +36,13 @@ TOOL_USE = (  # fails where tools are None, as Hermes's does
 def broken(checkpoint, tmp_path):
     """A copy without weights, to damage."""
     copy = tmp_path / "copy"
-    shutil.copytree(checkpoint, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    left_out = shutil.ignore_patterns("*.safetensors", "processor_config.json", "chat_template.json")
+    shutil.copytree(checkpoint, copy, ignore=left_out)  # the two come before the files that are damaged
     return copy
 
 
 def edit(path, **fields):
-    content = json.loads(path.read_text()) | fields
+    content = (json.loads(path.read_text()) if path.exists() else {}) | fields
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
 
 
@@ -140,18 +142,23 @@ def test_templates_cannot_leave_the_sandbox(broken):
         load_description(broken)
 
 
-@pytest.mark.parametrize("where", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
-def test_each_place_of_a_template(broken, where):
+@pytest.mark.parametrize("takes_pictures", [True, False], ids=["pictures", "text"])
+def test_the_place_of_a_template_is_the_one_that_transformers_takes(broken, tmp_path, takes_pictures):
+    """Each place but the last is overruled by the next, for a processor; a tokenizer reads only the first two."""
+    path = broken if takes_pictures else make_text(tmp_path / "text", "llama")
     for name in ("chat_template.jinja", "chat_template.json"):
-        (broken / name).unlink(missing_ok=True)
-    source = "{% for m in messages %}HERE{{ m['content'][0]['text'] }}{% endfor %}"
-    if where.endswith("jinja"):
-        (broken / where).write_text(source)
-    else:
-        path = broken / where
-        path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | {"chat_template": source}))
-    messages = parse_messages([{"role": "user", "content": "x"}])
-    assert load_description(broken).template.render(messages) == "HEREx"
+        (path / name).unlink(missing_ok=True)
+    messages = [{"role": "user", "content": "x"}]
+    for where in PLACES[1:] if takes_pictures else PLACES:
+        source = "{% for m in messages %}" + where + "{{ m['content'] }}{% endfor %}"
+        if where.endswith("jinja"):
+            (path / where).write_text(source)
+        else:
+            edit(path / where, chat_template=source)
+        reference = (LlavaProcessor if takes_pictures else AutoTokenizer).from_pretrained(path)
+        wanted = reference.apply_chat_template(messages, tokenize=False)
+        assert load_description(path).template.render(parse_messages(messages)) == wanted
+        assert wanted.startswith(where) or (not takes_pictures and wanted.startswith("chat_template.jinja"))
 
 
 def in_config(path, templates):
@@ -195,11 +202,14 @@ def test_no_template_is_no_error_at_load(broken):
     assert load_description(broken).template is None
 
 
-def test_preprocessing_may_be_in_processor_config(broken):
+def test_preprocessing_in_processor_config_comes_first(broken):
     old = broken / "preprocessor_config.json"
     (broken / "processor_config.json").write_text(json.dumps({"image_processor": json.loads(old.read_text())}))
+    both = load_description(broken).images.adapter.settings
+    edit(old, image_mean=[0.5] * 3, crop_size=28)
+    assert load_description(broken).images.adapter.settings == both
     old.unlink()
-    assert load_description(broken).images.adapter.fit(1, 1).n_tokens == 16
+    assert load_description(broken).images.adapter.settings == both
 
 
 def vision_of(path):

@@ -123,6 +123,49 @@ def test_wherever_it_is_cut(how, text, content, calls):
     assert len(orders) == 1, orders
 
 
+CUT = [  # answers that reached their length, and the text and calls that are left
+    ("hermes", "<tool_call", "", []),
+    ("hermes", "Let me see. <tool_call>", "Let me see.", []),
+    ("hermes", 'Let me see.\n<tool_call>\n{"name": "f", "argu', "Let me see.", []),
+    ("hermes", f"{H[0]}\n<tool_call", "", [A]),
+    ("hermes", f'{H[0]}\n<tool_call>\n{{"na', "", [A]),
+    ("hermes", f"{H[0]}\n</tool", "\n</tool", [A]),
+    ("hermes", f"{H[0][:-4]}", "", [A]),
+    ("hermes", "2 <", "2 <", []),
+    ("hermes", '{"name": "f", "argu', '{"name": "f", "argu', []),
+    ("llama3_json", '{"name": "f", "par', "", []),
+    ("llama3_json", '{"answer": [4, 5', '{"answer": [4, 5', []),
+    ("llama3_json", f'{L[0]}; {{"name": "g', "", [A]),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "argum', "", []),
+    ("mistral", "[1, 2] and [TOOL", "[1, 2] and", []),
+    ("mistral_args", '[TOOL_CALLS]f[ARGS]{"x": "cut', "", []),
+    ("qwen3_coder", "So: <tool_call>\n<function=f>\n<parameter=x>\n1", "So:", []),
+    ("functiongemma", "<start_function_call>call:f{x:1", "", []),
+    ("pythonic", '[f(x="a", y', "", []),
+    ("pythonic", "[1, 2, 3", "[1, 2, 3", []),
+]
+
+
+@pytest.mark.parametrize(("how", "text", "content", "calls"), CUT, ids=[f"{t[0]}-{t[1][:40]}" for t in CUT])
+def test_marks_of_a_call_that_was_cut_off_are_no_text(how, text, content, calls):
+    for pieces in ([text], list(text)):
+        stream = call_stream(FORMATS[how], SCHEMAS)
+        said = [
+            d for i, p in enumerate(pieces) for d in stream.push(p, last=i == len(pieces) - 1, cut=i == len(pieces) - 1)
+        ]
+        assert joined(said) == (content, calls), pieces
+
+
+@pytest.mark.parametrize("how", [how for how in FORMATS if how != HARMONY])
+def test_required_calls_leave_no_text_wherever_they_are_cut(how):
+    form = FORMATS[how]
+    text = f'{form.trigger}{{"name": "f", "arguments": {{"x": "a"}}}}'
+    for i in range(len(text)):
+        stream = call_stream(form, SCHEMAS, forced=True, required=True)
+        content, _ = joined([*stream.push(text[:i]), *stream.push("", last=True, cut=True)])
+        assert not content
+
+
 def test_arguments_come_while_they_are_written():
     stream = call_stream(FORMATS["hermes"], SCHEMAS)
     said = [d.calls for c in H[0] for d in stream.push(c)]

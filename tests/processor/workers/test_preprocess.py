@@ -64,8 +64,8 @@ def count(monkeypatch):
 class Pictures(Preprocessor):
     """A preprocessor of pictures alone, by one adapter."""
 
-    def prepare(self, parts, adapter, ticket=None):
-        return super().prepare(parts, Adapters(adapter, None, {}), ticket)
+    def prepare(self, parts, adapter, ticket=None, salt=""):
+        return super().prepare(parts, Adapters(adapter, None, {}), ticket, salt)
 
 
 def made_by(store, workers=None, seal="float32"):
@@ -141,6 +141,13 @@ def test_other_settings_are_another_picture(store, count):
     assert len(count) == 3 and found[3][0][0].key != found[0][0][0].key
     for one in found:
         release(store, one)
+
+
+def test_what_was_prepared_with_another_salt_is_prepared_again(store, count):
+    media = made_by(store)
+    for salt in ("", "a", "b", "a", ""):
+        release(store, media.prepare(parts(picture(1)), ADAPTER, salt=salt))
+    assert len(count) == 3
 
 
 def test_what_has_left_the_store_is_decoded_again(count):

@@ -1,0 +1,93 @@
+"""Kernels that are built beforehand are those that a server asks for, placed where it finds them without a compiler."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hydrainfer.assemble import prebuilt
+from hydrainfer.cli import app
+from hydrainfer.core import ConfigError
+from hydrainfer.ops.flashinfer_modules import Module
+
+pytestmark = pytest.mark.cpu
+MODELS = Path(__file__).parents[2] / "configs" / "models"
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def flashinfer(monkeypatch, tmp_path):
+    """A FlashInfer that compiles by writing a file. `wanted`, `built`: the modules asked for and compiled."""
+    found = SimpleNamespace(wanted=[], built=[], aot=tmp_path / "aot")
+
+    def spec(module):
+        name = "_".join(map(str, module))
+
+        def build():
+            assert os.environ["FLASHINFER_CUDA_ARCH_LIST"] == "9.0"
+            (stubs,) = (word[2:] for word in os.environ["FLASHINFER_EXTRA_LDFLAGS"].split() if word.startswith("-L"))
+            assert (Path(stubs) / "libcuda.a").exists(), "linkers look for the driver"
+            (tmp_path / name).write_text("compiled")
+            found.built.append(name)
+
+        return SimpleNamespace(name=name, build=build, get_library_path=lambda: tmp_path / name)
+
+    def modules_for(wanted):
+        found.wanted = list(dict.fromkeys(wanted))
+        return [spec(module) for module in found.wanted]
+
+    for name in ("flashinfer", "flashinfer.jit", "flashinfer.jit.env"):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+    sys.modules["flashinfer.jit"].env = sys.modules["flashinfer.jit.env"]
+    sys.modules["flashinfer.jit.env"].FLASHINFER_AOT_DIR = found.aot
+    monkeypatch.setattr(prebuilt, "modules_for", modules_for)
+    monkeypatch.setattr(prebuilt, "build_cuda_kernels", lambda arch: tmp_path / f"hydra_cuda-{arch}.so")
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "")
+    monkeypatch.setenv("FLASHINFER_EXTRA_LDFLAGS", "")
+    return found
+
+
+def test_all_that_some_models_ask_for_is_built_once(flashinfer):
+    names = ["llava-1.5-7b", "llama-3.1-8b", "qwen2-vl-7b", "gpt-oss-20b", "gemma-3-4b"]
+    command = ["build-kernels", *(str(MODELS / name) for name in names), "--arch", "9.0"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert flashinfer.wanted == [
+        Module("plain", torch.float16, 128, 128, False),  # LLaVA, as it is published
+        Module("plain", BF16, 128, 128, False),
+        *(Module("sinks", BF16, 64, 64, windowed) for windowed in (False, True)),
+        Module("plain", BF16, 256, 256, False),
+        Module("ranges", BF16, 256, 256, False),
+        Module("plain", BF16, 256, 256, True),
+    ]
+    assert len(flashinfer.built) == 7 and len(result.output.splitlines()) == 8
+    assert "hydra_cuda-9.0.so" in result.output and os.environ["FLASHINFER_EXTRA_LDFLAGS"] == ""
+    for name in flashinfer.built:
+        assert (flashinfer.aot / name / f"{name}.so").read_text() == "compiled"
+    CliRunner().invoke(app, command)
+    assert len(flashinfer.built) == 7, "what is there is not compiled again"
+
+
+def test_what_does_not_build_is_said_in_a_line(flashinfer, monkeypatch):
+    def fails(arch):
+        raise RuntimeError("ninja: error:\nmany lines")
+
+    model = str(MODELS / "llava-1.5-7b")
+    monkeypatch.setattr(prebuilt, "build_cuda_kernels", fails)
+    with pytest.raises(ConfigError) as failed:
+        list(prebuilt.prebuild([model], "9.0"))
+    assert "ninja: error: many lines" in failed.value.message
+    monkeypatch.setattr(prebuilt, "build_cuda_kernels", lambda arch: "here")
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(ConfigError, match="FlashInfer is not installed"):
+        list(prebuilt.prebuild([model], "9.0"))

@@ -1,0 +1,97 @@
+"""Whole instances in bfloat16, where FlashInfer and graphs compute: graphs, no graphs, and E, P and D give the same
+tokens, and logits are those by torch's attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.gpu.tiny import MAKERS, PICTURES, tiny
+from hydrainfer import LLM, SamplingParams
+from hydrainfer.checkpoint import read_config
+from hydrainfer.core import Role
+from hydrainfer.models import DTYPES, attentions_of, load_model
+from hydrainfer.ops import select_ops, torch_variants
+from tests.checkpoints import make_picture
+from tests.gpu.alike import check_alike
+from tests.models.teacher import teacher_forced
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+WAYS = {
+    "no graphs": {"cuda_graphs": False},
+    "chunks": {"token_budget": 48, "overlap": "off"},
+    "1E1P1D": {"layout": "1E1P1D", "launcher": "inproc"},
+}
+TEXTS = ("What is in this picture?", "Explain how a queue works.", "One, two, three. " * 6, "Why?")
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=4)
+NEAR = 0.02  # of the logits' size
+
+
+def chats(kind: str):
+    """Some with pictures, if the model takes them."""
+    for i, text in enumerate(TEXTS):
+        image = {"type": "image", "image": Image.fromarray(make_picture(i, 112))}
+        content = [{"type": "text", "text": text}]
+        with_picture = kind in PICTURES and i % 2 == 0
+        yield [{"role": "user", "content": [image, *content] if with_picture else text}]
+
+
+def answers(kind: str, models, device, **options):
+    sizes = {"kv_cache_gib": 0.25, "threads": 1} | ({"image_cache_gib": 0.25} if kind in PICTURES else {})
+    with LLM(tiny(kind, models), device=device.type, dtype="bfloat16", **sizes, **options) as llm:
+        return [out.outputs[0] for out in llm.chat(list(chats(kind)), SAMPLING, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def by_graphs(device, models):
+    """The answers of one instance with all that is default, by kind."""
+    kept = {}
+
+    def get(kind: str):
+        if kind not in kept:
+            kept[kind] = answers(kind, models, device)
+        return kept[kind]
+
+    return get
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_way_gives_the_same_tokens(device, models, by_graphs, kind, way):
+    options = WAYS[way]
+    if "layout" in options and kind not in PICTURES:
+        options = options | {"layout": "1P1D"}
+    print(check_alike(answers(kind, models, device, **options), by_graphs(kind)))
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_logits_are_those_by_torchs_attention(device, models, kind):
+    """Of most tokens of a prompt: with experts, rounding may send a token to another expert. Where rounding alone moves
+    logits further, the chosen attention is as far from float32 as torch's."""
+    ids = [1 + (7 * i) % 300 for i in range(150)]
+
+    def logits(dtype, change=lambda ops: ops):
+        path, role, kept = tiny(kind, models), Role.parse("PD"), DTYPES[dtype]
+        config = read_config(path)
+        ops = change(select_ops(device, kept, config.text.head_dim, attentions=attentions_of(config, role, kept)))
+        print(dtype, dict(ops.chosen)["attention"])
+        return teacher_forced(load_model(path, role, device, dtype, ops=ops), ids)
+
+    usual, exact = logits("bfloat16"), logits("float32")
+    plain = logits("bfloat16", by_torch)
+    apart, error, plain_error = distance(usual, plain), distance(usual, exact), distance(plain, exact)
+    print(f"{apart:.4f} from torch's attention, {error:.4f} from float32, torch's {plain_error:.4f}")
+    assert apart < NEAR or error < 1.2 * plain_error
+
+
+def by_torch(ops):
+    return replace(ops, prepare=torch_variants.prepare, attention=torch_variants.attention_sdpa)
+
+
+def distance(some: torch.Tensor, others: torch.Tensor) -> float:
+    """The median over positions of a relative distance."""
+    return float(((some - others).norm(dim=1) / others.norm(dim=1)).median())

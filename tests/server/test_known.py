@@ -1,0 +1,181 @@
+"""Every documented request field of the protocols is honoured, refused by name, or harmless; others are logged once."""
+
+import logging
+from typing import Any
+
+import ollama
+import pytest
+from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaMessages
+from anthropic.types.message_create_params import MessageCreateParamsBase as Messages
+from ollama import Options
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as Chat
+from openai.types.completion_create_params import CompletionCreateParamsBase as Text
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as Responses
+
+from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from hydrainfer.server.known import ENDPOINTS, OLLAMA_OPTIONS, FieldCheck
+from tests.server.test_ollama import lines
+
+pytestmark = pytest.mark.cpu
+
+VLLM = """
+frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream stream_options temperature top_p
+user use_beam_search top_k min_p repetition_penalty watermarking length_penalty stop_token_ids ignore_eos min_tokens
+include_stop_str_in_output skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side
+prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo add_special_tokens structured_outputs priority
+request_id session_id return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets
+cache_salt kv_transfer_params ec_transfer_params vllm_xargs repetition_detection stream_interval response_format
+guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern structural_tag
+logits_processors media_io_kwargs mm_processor_kwargs chat_template_kwargs documents chat_template
+"""
+VLLM_CHAT = """
+messages model top_logprobs max_completion_tokens tools tool_choice reasoning_effort thinking_token_budget
+include_reasoning parallel_tool_calls add_generation_prompt continue_final_message return_prompt_text return_mm_kwargs
+"""
+VLLM_TEXT = "prompt suffix best_of prompt_embeds"
+SGLANG = """
+regex ebnf stop_regex no_stop_trim lora_path session_params separate_reasoning stream_reasoning max_dynamic_patch
+min_dynamic_patch use_audio_in_video images_config custom_logit_processor custom_params input_ids rid extra_key
+ngram_corpus_id bootstrap_host bootstrap_port bootstrap_room routed_dp_rank disagg_prefill_dp_rank data_parallel_rank
+return_hidden_states return_routed_experts routed_experts_start_len return_cached_tokens_details
+return_prompt_token_ids return_meta_info task continue_final_message json_schema min_new_tokens max_new_tokens
+"""
+LLAMA_CPP = """
+repeat_penalty repeat_last_n typical_p mirostat mirostat_tau mirostat_eta dry_multiplier xtc_probability
+dynatemp_range top_n_sigma n_probs min_keep n_keep n_indent t_max_predict_ms id_slot cache_prompt samplers grammar
+json_schema return_progress timings_per_token post_sampling_probs lora reasoning_format n_predict
+"""
+TOKENIZE = """
+model prompt messages add_special_tokens return_token_strs add_generation_prompt continue_final_message chat_template
+chat_template_kwargs mm_processor_kwargs media_io_kwargs tools
+"""
+FOREIGN = f"{VLLM} {SGLANG} {LLAMA_CPP}".split()
+DOCUMENTED = {
+    "/v1/chat/completions": [*Chat.__annotations__, *FOREIGN, *VLLM_CHAT.split(), "stream"],
+    "/v1/completions": [*Text.__annotations__, *FOREIGN, *VLLM_TEXT.split(), "stream"],
+    "/v1/responses": [*Responses.__annotations__, "stream"],
+    "/v1/messages": [
+        *Messages.__annotations__,
+        *BetaMessages.__annotations__,
+        "stream",
+        "temperature",
+        "top_p",
+        "top_k",
+    ],
+    "/api/chat": [*ollama._types.ChatRequest.model_fields, "truncate", "shift"],
+    "/api/generate": [*ollama._types.GenerateRequest.model_fields, "truncate", "shift"],
+    "/tokenize": TOKENIZE.split(),
+    "/detokenize": ["model", "tokens"],
+}
+
+
+@pytest.mark.parametrize("path", DOCUMENTED)
+def test_every_documented_field_is_in_the_table(path):
+    assert ENDPOINTS[path].unknown(dict.fromkeys(DOCUMENTED[path])) == []
+
+
+def test_every_option_of_ollama_is_in_the_table():
+    assert OLLAMA_OPTIONS.unknown(dict.fromkeys([*Options.model_fields, "min_p"])) == []
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_field_is_in_one_class_only(path):
+    known = ENDPOINTS[path]
+    assert not known.honoured & known.harmless and not (known.honoured | known.harmless) & known.refused.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/chat/completions", ChatFields),
+        ("/v1/completions", CompletionFields),
+        ("/tokenize", TokenizeFields),
+        ("/detokenize", DetokenizeFields),
+    ],
+)
+def test_what_the_table_says_is_honoured_is_read(path, kind):
+    assert ENDPOINTS[path].honoured == set(kind.model_fields)
+
+
+LEAST: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [5]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
+    "/api/generate": {"prompt": "hi", "stream": False},
+}
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_refused_fields_are_named_and_their_neutral_values_change_nothing(server, path):
+    for name, refusal in ENDPOINTS[path].refused.items():
+        response = server.post(path, **LEAST[path], **{name: "something"})
+        assert response.status_code == 400 and name.split("_")[0] in response.text, name
+        for value in (None, *refusal.neutral):
+            assert server.post(path, **LEAST[path], **{name: value}).status_code == 200, (name, value)
+    for name in ENDPOINTS[path].harmless:
+        assert server.post(path, **LEAST[path], **{name: "x"}).status_code == 200, name
+
+
+def test_options_of_ollama_that_would_change_the_answer_are_refused(server):
+    for name, value in {"mirostat": 2, "typical_p": 0.5, "tfs_z": 0.5, "repeat_last_n": 8}.items():
+        response = server.post("/api/chat", **LEAST["/api/chat"], options={name: value})
+        assert response.status_code == 400 and name in response.text
+    for name, value in {"mirostat": 0, "typical_p": 1.0, "repeat_last_n": 64, "num_ctx": 8192, "num_gpu": 1}.items():
+        assert server.post("/api/chat", **LEAST["/api/chat"], options={name: value}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_an_unknown_field_is_ignored_and_logged_once(server, path, caplog):
+    name = f"field_of_{path.replace('/', '_')}\n"
+    with caplog.at_level(logging.WARNING, "hydrainfer.server.known"):
+        for _ in range(3):
+            assert server.post(path, **LEAST[path], **{name: 5}).status_code == 200
+    (line,) = caplog.messages
+    assert path in line and name.strip() in line and "\n" not in line
+
+
+def test_names_of_unknown_fields_take_little_memory_and_few_lines(caplog):
+    check = FieldCheck()
+    with caplog.at_level(logging.WARNING, "hydrainfer.server.known"):
+        for i in range(1000):
+            check.check("/v1/completions", {f"{i} {'x' * 5000}": 1, "prompt": "x"})
+    assert len(caplog.messages) == len(check._noted) <= 256 and max(map(len, caplog.messages)) < 200
+    assert sum(len(name) for _, name in check._noted) < 1 << 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "raw"])
+def test_ollamas_log_probabilities(server, path, stream):
+    raw = {"raw": True} if path == "raw" else {}
+    path = "/api/generate" if path == "raw" else path
+    body = {**LEAST[path], **raw, "stream": stream}
+    plain = server.post(path, **body)
+    response = server.post(path, **body, logprobs=True, top_logprobs=2)
+    said = lines(response) if stream else [response.json()]
+    tokens = [entry for line in said for entry in line.get("logprobs", [])]
+    assert len(tokens) == said[-1]["eval_count"] and "logprobs" not in plain.text
+    assert all(len(t["top_logprobs"]) == 2 and t["logprob"] <= 0 and isinstance(t["token"], str) for t in tokens)
+
+
+@pytest.mark.parametrize("served", ["llava:latest", "llava", "llava:7b"])
+def test_a_listed_name_is_found_with_and_without_its_tag(start, served):
+    server = start(model_names=(served,))
+    (listed,) = server.http.get("/api/tags").json()["models"]
+    bare = served.removesuffix(":latest")
+    for name in {listed["name"], f"{listed['name']}:latest", bare}:
+        for path in ("/api/chat", "/api/generate"):
+            assert server.post(path, **LEAST[path], model=name).status_code == 200, name
+        assert server.post("/api/show", model=name).status_code == 200
+    assert server.post("/api/chat", **LEAST["/api/chat"], model="mistral:latest").status_code == 404
+
+
+def test_least_top_p_is_the_likeliest_token(server):
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        assert server.post(path, **LEAST[path], top_p=0).status_code == 200
+        assert 0 < server.engine.submitted[-1].sampling.top_p < 1e-6
+    assert server.post("/api/chat", **LEAST["/api/chat"], options={"top_p": 0}).status_code == 200
