@@ -34,7 +34,7 @@ from hydrainfer.core import (
 from hydrainfer.machine import host_identity
 
 _log = logging.getLogger(__name__)
-_CLOSE_S = 15.0
+_CLOSE_S = 6.0
 _LAST_WORDS_S = 0.25  # the time that a message may take whose sender has ended
 
 

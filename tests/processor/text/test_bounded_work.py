@@ -2,12 +2,14 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from hydrainfer.core import CheckpointError, InvalidRequest
 from hydrainfer.processor import load_description
 from hydrainfer.processor.messages import parse_messages
+from hydrainfer.processor.text import check_length, encode
 from hydrainfer.processor.text.tool_blocks import _gemma, _mistral, _qwen
 from hydrainfer.processor.text.watchdog import TooSlow, Watchdog
 from tests.checkpoints import make_llava
@@ -98,3 +100,14 @@ def test_calls_are_read_in_time_however_often_a_model_repeats_itself(read, piece
             begin_s = time.thread_time()
             read(begin + piece * (60_000 // len(piece)) + end, {})
             assert time.thread_time() - begin_s < 1.0, (begin, end)
+
+
+@pytest.mark.parametrize("piece", ["a", " ", "\n", "a ", "é", "😀", "'", "\u0301", "1", "<"])
+def test_a_text_that_fills_the_context_is_tokenised_in_time(tmp_path, piece):
+    """Also one that is a single word."""
+    model = load_description(make_llava(tmp_path / "llava", image_size=56, context=32_768))
+    begin_s = time.process_time()
+    with suppress(InvalidRequest):
+        check_length(piece * 400_000, model, "prompt")
+    encode(piece * 100_000, model)
+    assert time.process_time() - begin_s < 4.0
