@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import socket
@@ -117,8 +116,8 @@ def _devices() -> Iterator[CheckResult]:
 
 def _sharing() -> CheckResult:
     """Whether processes compute on a GPU at the same time, which only CUDA's MPS makes possible."""
-    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
-    if (folder / "control").exists():
+    folder = machine.mps_folder()
+    if folder is not None:
         return CheckResult("GPU sharing", "ok", f"MPS runs ({folder}): processes compute on a GPU at the same time")
     return CheckResult("GPU sharing", "ok", "no MPS: instances that share a GPU take turns, unless in one process")
 

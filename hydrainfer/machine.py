@@ -124,6 +124,12 @@ def n_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def mps_folder() -> Path | None:
+    """The folder of CUDA's Multi-Process Service, without which processes take turns on a GPU; None if none runs."""
+    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    return folder if (folder / "control").exists() else None
+
+
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """The versions of Python, the kernel, and those of `packages` that are installed."""
     found = {"python": platform.python_version(), "kernel": platform.release()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +34,13 @@ from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_m
 from hydrainfer.core import ConfigError, CostModel, Lane, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine, EngineHandle, EngineThread
 from hydrainfer.grammar import load_grammars
-from hydrainfer.machine import host_identity, in_url, n_cores
+from hydrainfer.machine import host_identity, in_url, mps_folder, n_cores
 from hydrainfer.storage import LocalExports
 
 if TYPE_CHECKING:
     from hydrainfer.cluster.ray import RayLauncher
+
+_log = logging.getLogger(__name__)
 
 
 class Started(NamedTuple):
@@ -194,7 +197,12 @@ def _launcher_of(
     if not by_ray:
         check_in_process(config.transport)
         return InProcess(partial(build_node, births, LocalExports())), RunFolder(for_ray=False)
-    check_between_processes(config.transport, [spec.share.gpus or 0.0 for spec in specs])
+    gpu_shares = [spec.share.gpus or 0.0 for spec in specs]
+    check_between_processes(config.transport, gpu_shares)
+    if any(0.0 < share < 1.0 for share in gpu_shares) and mps_folder() is None:
+        _log.warning(
+            "instances that share a GPU will take turns on it: here, no NVIDIA MPS runs (nvidia-cuda-mps-control -d)"
+        )
     from hydrainfer.cluster.ray import RayLauncher
 
     folder = RunFolder(for_ray=config.ray_address is None)

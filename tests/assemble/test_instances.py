@@ -9,7 +9,7 @@ import torch
 from hydrainfer.assemble import instances, start_instance
 from hydrainfer.checkpoint import read_config
 from hydrainfer.cluster.launch import InProcess
-from hydrainfer.config import ServeConfig, read_layout
+from hydrainfer.config import MachineShare, ServeConfig, read_layout
 from hydrainfer.core import ConfigError
 from tests.checkpoints_qwen import make_qwen
 from tests.cluster.processes import memories
@@ -53,6 +53,20 @@ def test_instances_of_one_process_share_its_gpu(checkpoint, monkeypatch):
     with pytest.raises(Stop):
         instances.start_cluster(config, described, read_layout("1E1P1D"), 64, (), None, None, None)
     assert [share.gpus or share.of_memory(3) for share in shares] == [1 / 3] * 3
+
+
+@pytest.mark.parametrize("mps", [False, True])
+def test_processes_that_take_turns_on_a_gpu_are_named_at_the_start(mps, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    if mps:
+        (tmp_path / "control").touch()
+    config = ServeConfig(model="m")
+    for gpus in (1.0, 0.5):
+        caplog.clear()
+        specs = [spec._replace(share=MachineShare(gpus=gpus)) for spec in read_layout("1E1P1D")]
+        _, folder = instances._launcher_of(config, specs, {}, by_ray=True)
+        folder.remove()
+        assert ("take turns" in caplog.text) is (gpus < 1.0 and not mps)
 
 
 def test_facts_that_differ_name_their_instances():
