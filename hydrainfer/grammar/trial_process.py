@@ -33,7 +33,7 @@ BEGUN = b"+"
 
 
 def main() -> None:
-    fd, said, folder, n_vocab, *eos_ids = sys.argv[1:]
+    fd, said, folder, n_vocab, *eos_ids = sys.argv[1:-1]
     bounds = msgspec.json.decode(said, type=TrialBounds)
     with socket.socket(fileno=int(fd)) as server:
         tokenizer = load_tokenizer(Path(folder), int(n_vocab), [int(i) for i in eos_ids])

@@ -20,7 +20,11 @@ from hydrainfer.grammar.bounds import MAX_TRIALS, MAX_WAITING, TrialBounds
 from hydrainfer.grammar.trial_process import BEGUN, LENGTH
 
 _log = logging.getLogger(__name__)
-_COMMAND = "from hydrainfer.grammar.trial_process import main; main()"
+_COMMAND = (  # the process is to die with the thread that started it, also while it loads its tokenizer
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
+    "os.getppid() == int(sys.argv[-1]) or os._exit(1); "  # the server has ended already
+    "from hydrainfer.grammar.trial_process import main; main()"
+)
 _START_S = 60.0
 _TRIES = 2  # the process may be ended by another one, and not because of a grammar
 _MAX_ANSWER_BYTES = 1 << 16
@@ -143,7 +147,7 @@ class Trials:
 
     def _started(self, fd: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _COMMAND, str(fd), *self._arguments],
+            [sys.executable, "-P", "-c", _COMMAND, str(fd), *self._arguments, str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # what the library prints about a grammar
