@@ -234,6 +234,7 @@ def _load(loaded: Loaded, console: Console) -> ServerParts:
 
 
 def _settle(loaded: Loaded, console: Console, instance: ServerParts) -> None:
+    instance.warm()
     gc.collect()
     gc.freeze()  # loaded objects live until the end: keep them out of every later collection
     sys.setswitchinterval(_SWITCH_S)

@@ -74,6 +74,14 @@ class ServerParts:
         (caches,) = self.pools().values()
         return caches
 
+    def warm(self) -> None:
+        """Start the processes for pictures and grammars now, so that the first request does not wait for them."""
+        processor = self.intake.processor
+        if processor.media.workers and processor.model.images is not None:
+            processor.media.workers.warm()
+        if processor.grammars is not None:
+            processor.grammars.warm()
+
     def close(self) -> None:
         """End running requests and stop every thread and process. Safe to repeat."""
         self.intake.close()
@@ -119,10 +127,6 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         raise
     sessions.attach(engine, recorder.timings, recorder.stopped)
     workers = intake.processor.media.workers
-    if workers and model.vision is not None:
-        workers.warm()
-    if grammars is not None:
-        grammars.warm()
     facts |= {"image_backend": backend_name(intake.processor.limits), "media_workers": workers.n if workers else 0}
     facts = {"served_model_name": ", ".join(names), "max_model_len": description.n_context, **facts}
     return ServerParts(config, names, intake, sessions, engine, recorder, facts, pools, traces)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,3 +94,14 @@ def test_closing_gives_memory_of_a_gpu_back(checkpoint, monkeypatch):
     with LLM(checkpoint, device="cpu", threads=1):
         assert not given_back
     assert given_back
+
+
+def test_an_llm_starts_no_process_that_it_may_not_need(checkpoint):
+    """A second tokenizer takes memory; a server starts the process for grammars at once, since clients wait there."""
+    children = child_processes()
+    with LLM(checkpoint, device="cpu", threads=1):
+        assert child_processes() == children
+
+
+def child_processes() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())

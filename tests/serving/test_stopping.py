@@ -104,7 +104,7 @@ def test_a_signal_while_it_starts_ends_the_start_and_tidies_up(options, monkeypa
                 interrupt()
             finally:
                 close()
-        return SimpleNamespace(facts={}, close=close)
+        return SimpleNamespace(facts={}, warm=lambda: None, close=close)
 
     monkeypatch.setattr(assemble, "start_instance", start_instance)
     monkeypatch.setattr(serving, "config_table", interrupt)
