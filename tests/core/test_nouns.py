@@ -48,7 +48,7 @@ def test_impossible_layouts_are_refused(text):
         ("min_tokens", 99),
         ("temperature", -0.1),
         ("temperature", float("nan")),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_k", -2),
         ("top_k", 10**30),
         ("min_p", 1.5),
