@@ -166,13 +166,13 @@ STEPS: tuple[Step, ...] = (
     Step("hybrids", 120, _micro(HYBRIDS, "graphs", 60, "--cases", "5")),
     Step(
         "moves",
-        100,
+        120,
         (
-            _own("rates", "truth", 40),
-            _own("moves", "moves", 30),
-            _own("killed", "moves", 30, "--killed"),
-            _own("nccl", "moves", 30, "--nccl"),
-            _moving("b07", 60, "--rounds 15", "--rounds 1 --tiny"),
+            _own("rates", "truth", 25),
+            _own("moves", "moves", 15),
+            _own("killed", "moves", 20, "--killed"),
+            _own("nccl", "moves", 15, "--nccl"),
+            _moving("b07", 45, "--rounds 15", "--rounds 1 --tiny"),
         ),
     ),
     Step(
