@@ -379,6 +379,7 @@ class Place:
         self._leave_line()
         self._admission.n_live -= self.n
         self.n = 0
+        self.on_claim = lambda _: None  # it may refer to this place: requests leave no cycles
         on_leave, self.on_leave = self.on_leave, lambda: None
         on_leave()
 
