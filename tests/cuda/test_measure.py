@@ -17,7 +17,7 @@ from hydrainfer.assemble.sizes import GIB
 from hydrainfer.cache import CacheSpec
 from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import Lane, Role
+from hydrainfer.core import ConfigError, Lane, Role
 from hydrainfer.models import cache_specs
 from hydrainfer.planner.costs import BatchShape, Copies
 from hydrainfer.storage import BlockStore
@@ -126,6 +126,14 @@ def test_what_fits_a_gpu_is_measured(gpu, monkeypatch, name, gib):
     assert all(case.title in said[-1] for case in too_large), "they are named, once"
     for case in too_large:
         assert bytes_of(blocks_of(case.language, kv)) + (embed.block_bytes * pictures if sees else 0) > gib * GIB
+
+
+def test_a_gpu_without_room_is_named(gpu):
+    """More minutes would not help."""
+    gpu(-1)
+    config = ServeConfig(model=str(MODELS / "llava-1.5-7b"), device="cuda")
+    with pytest.raises(ConfigError, match="no memory for a measurement"):
+        measure.measure_model(config.model, minutes=1.0, config=config)
 
 
 def test_a_rig_begins_after_what_was_set_up(gpu, monkeypatch):
