@@ -110,7 +110,8 @@ def measure_model(
 
 
 def _cases(model: Model, config: ServeConfig, grid: Grid) -> tuple[list[Case], list[Case]]:
-    """The cases of `grid` that fit the model's context and, on a GPU, the free memory; and those too large for it."""
+    """The cases of `grid` that fit the model's context and, on a GPU, the free memory; and those too large for it.
+    Raises `ConfigError` if no language batch fits."""
     described = model.config
     tokens = sorted(pictures_of(described, grid.sizes))
     kv, embed = specs_for(model, config)
@@ -120,6 +121,8 @@ def _cases(model: Model, config: ServeConfig, grid: Grid) -> tuple[list[Case], l
         room -= max(grid.pictures) * embed.blocks_for(tokens[-1]) * embed.block_bytes
     cases = cases_of(grid, described.text.context, tokens, lambda work: bytes_of(blocks_of(work, kv)) <= room)
     kept = fitting(cases, kv, room)
+    if not any(case.language for case in kept):
+        raise ConfigError("the device has no memory for a measurement beside the weights: use a smaller model or dtype")
     return kept, [case for case in cases if case not in kept]
 
 

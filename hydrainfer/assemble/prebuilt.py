@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +27,10 @@ from hydrainfer.ops import PagedAttention, build_cuda_kernels, cause, modules_fo
 def prebuild(models: Sequence[str], arch: str | None) -> Iterator[str]:
     """Compile what these models use, and give a line for each library as soon as it is there. `arch`: the GPU's compute
     capability ("9.0"); None: that of this machine's GPUs. FlashInfer's modules are placed in its own folder for
-    modules, from which it loads them without a compiler. Raises `HydraError`."""
+    modules, from which it loads them without a compiler, whatever the GPU: it has those of one architecture, the last
+    one asked for. Raises `HydraError`."""
+    if arch is not None and not re.fullmatch(r"[1-9][0-9]*\.[0-9]", arch):  # a server looks for this very name
+        raise ConfigError(f"--arch must be one compute capability, such as 9.0, not {arch!r}", param="arch")
     attentions = [each for name in models for each in _attentions(name)]
     if arch is not None:
         os.environ["FLASHINFER_CUDA_ARCH_LIST"] = arch
@@ -56,11 +61,22 @@ def _flashinfer(attentions: Sequence[PagedAttention]) -> Iterator[str]:
     with _driver_stub():
         for spec in modules_for(wanted):
             library = Path(env.FLASHINFER_AOT_DIR) / spec.name / f"{spec.name}.so"
-            if not library.exists():
-                spec.build()
-                library.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(spec.get_library_path(), library)
+            _place(spec, library, env.FLASHINFER_WORKSPACE_DIR.name)  # has the name of the architectures
             yield f"FlashInfer: {library}"
+
+
+def _place(spec: Any, library: Path, architectures: str) -> None:
+    """Build a module of FlashInfer, unless its `library` is there for these architectures. A process that has loaded
+    another library of this name keeps it."""
+    told = library.with_suffix(".architectures")
+    if library.exists() and told.exists() and told.read_text() == architectures:
+        return
+    spec.build()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    part = library.with_suffix(f".{os.getpid()}")
+    shutil.copyfile(spec.jit_library_path, part)
+    part.replace(library)
+    told.write_text(architectures)
 
 
 @contextmanager

@@ -124,9 +124,9 @@ class Rig:
                 self._wait([flights.pop(0)])
             self._record(work, first)
             flights.append(self._launch(work))
-            self._record(work, last)
-        for flight in flights:
-            self._wait([flight])
+            recorded = self._record(work, last)
+        for ticket in (*flights, recorded):  # the result of a batch may be there before the event behind it
+            self._wait([ticket])
         marks[-1][1].synchronize()
         return [first.elapsed_time(last) / 1e3 for first, last in marks[1:]]
 
@@ -213,8 +213,8 @@ class Rig:
         self._busy[lane] = True
         return lane, self._runners[lane].launch(StepBatch(1, lane, items, n))
 
-    def _record(self, work: BatchShape, event: torch.cuda.Event) -> None:
-        """Record an event on the stream of the batch's lane, behind what was launched there."""
+    def _record(self, work: BatchShape, event: torch.cuda.Event) -> tuple[Lane, object]:
+        """Record an event on the stream of the batch's lane, behind what was launched there. Returns as `_launch`."""
         lane = _lane_of(work)
         mark = StepBatch(0, lane, [], 0)
 
@@ -222,7 +222,7 @@ class Rig:
             event.record()
             return StepResult(mark)
 
-        self._lanes[lane].submit(mark, job)
+        return lane, self._lanes[lane].submit(mark, job)
 
     def _wait(self, tickets: list) -> list[Lane]:
         """Wait until at least one batch is done. Returns the lanes of finished ones. Raises a failed batch's error."""

@@ -9,14 +9,15 @@ from hydrainfer.checkpoint import ModelConfig, TextConfig
 from hydrainfer.core import Lane, Role
 from hydrainfer.models import DTYPES, PassSize, attentions_of, layers_of
 from hydrainfer.ops import WORKSPACE_BYTES
-from hydrainfer.runtime import ROWS
+from hydrainfer.runtime import DRAWN_TOGETHER, ROWS
 
 _LEAST = 1 << 30
 _MODULES = 320 << 20  # kernels of torch, cuBLAS and FlashInfer, loaded when they are first called
 _CUBLAS = 32 << 20  # for each stream that multiplies
 _PLAN = 8 << 20  # FlashInfer's, for each wrapper
 _EAGER_WRAPPERS = 4  # decodes, chunks, pictures that are seen whole, and the rows that sample
-_SORTED_BYTES = 52  # per logit, while rows are sorted by likelihood
+_LOGIT_BYTES = 17  # per logit: as it was and as it is altered, a copy, its log-probability, a comparison
+_DRAWN_BYTES = 20  # and more, while rows are filtered: scaled, its bits, its weight; sums are in float64
 _FLOAT = 4
 
 
@@ -37,7 +38,7 @@ def workspace_bytes(model: ModelConfig, role: Role, dtype: str, rows: Rows, bloc
 
     - language: rows · (hidden · (5 e + 12) + the widest of the MLP, 3 · intermediate · e; attention, 4 · query width ·
       (e + 4); experts, chosen · ((2 · hidden + 3 · their intermediate) · e + 4 · hidden); recurrent layers, channels ·
-      (3 e + 12)), and sampled rows · vocabulary · 52 for logits that are sorted, with their ids, in float32 and float64
+      (3 e + 12)), and vocabulary · (sampled rows · 17 + rows that are drawn together, at most 64, · 20)
     - vision: patches of the largest pass · (hidden · (3 e + 8) + the widest of the MLP, 3 · intermediate · e, and
       attention, hidden · 6 e, or hidden · (6 e + 24) where queries and keys are rotated in float32), and embeddings of
       a batch · their width · e
@@ -51,7 +52,7 @@ def workspace_bytes(model: ModelConfig, role: Role, dtype: str, rows: Rows, bloc
     """
     e, total = DTYPE_BYTES[dtype], _MODULES + (1 + len(role.lanes)) * _CUBLAS
     if Lane.LANGUAGE in role.lanes:
-        total += (rows.batch + ROWS[-1]) * _row_bytes(model.text, e) + rows.sampled * model.text.vocab * _SORTED_BYTES
+        total += (rows.batch + ROWS[-1]) * _row_bytes(model.text, e) + model.text.vocab * _sampled_bytes(rows.sampled)
         tables = sum(ROWS) * -(-rows.n_context // block_tokens) * 4
         n_caches = len(attentions_of(model, role, DTYPES[dtype], block_tokens))
         total += WORKSPACE_BYTES + n_caches * (tables + (len(ROWS) + _EAGER_WRAPPERS) * _PLAN)
@@ -61,6 +62,11 @@ def workspace_bytes(model: ModelConfig, role: Role, dtype: str, rows: Rows, bloc
         total += (passes.rows + passes.captured_rows) * _patch_bytes(passes, e)
         total += rows.embeddings * model.embed_width * e
     return max(_LEAST, total + total // 8)
+
+
+def _sampled_bytes(n: int) -> int:
+    """The bytes that sampling from `n` rows takes per token of the vocabulary."""
+    return n * _LOGIT_BYTES + min(n, DRAWN_TOGETHER) * _DRAWN_BYTES
 
 
 def _row_bytes(text: TextConfig, e: int) -> int:

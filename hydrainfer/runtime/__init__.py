@@ -3,6 +3,7 @@
 Called by the engine through its ports. Never schedules, owns no blocks, changes no sequence.
 """
 
+from hydrainfer.runtime.draws import DRAWN_TOGETHER
 from hydrainfer.runtime.emulated import EmulatedDevice, EmulatedRunner, spoken_ids
 from hydrainfer.runtime.graphs import ROWS, capture_for, capture_passes_for, no_graphs, no_pass_graphs
 from hydrainfer.runtime.lane import LaneThread
@@ -11,6 +12,7 @@ from hydrainfer.runtime.threads import ThreadCount
 from hydrainfer.runtime.vision import VisionRunner
 
 __all__ = [
+    "DRAWN_TOGETHER",
     "ROWS",
     "EmulatedDevice",
     "EmulatedRunner",

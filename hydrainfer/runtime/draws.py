@@ -34,7 +34,7 @@ _SORTED = 2048
 _TOP_K = 1024
 """The largest top_k for which the likeliest tokens are picked out on CUDA; beyond it, the k-th is searched for."""
 
-_ROWS = 64
+DRAWN_TOGETHER = 64
 """Rows that are drawn together on CUDA. Each takes some 30 bytes per token of the vocabulary meanwhile."""
 
 _SIGN = 0x7FFFFFFF
@@ -52,12 +52,12 @@ def draw(logits: Tensor, draws: list[Draw], chosen: Tensor) -> None:
 
 
 def alike(draws: list[Draw]) -> Iterator[list[Draw]]:
-    """The draws in groups of at most `_ROWS` that take the same steps."""
+    """The draws in groups of at most `DRAWN_TOGETHER` that take the same steps."""
     plain = [d for d in draws if not d.filters]
     narrow = [d for d in draws if 0 < d.top_k <= _TOP_K]
     wide = [d for d in draws if d.filters and not 0 < d.top_k <= _TOP_K]
     for kind in (plain, narrow, wide):
-        yield from (kind[first : first + _ROWS] for first in range(0, len(kind), _ROWS))
+        yield from (kind[first : first + DRAWN_TOGETHER] for first in range(0, len(kind), DRAWN_TOGETHER))
 
 
 def draw_row(logits: Tensor, d: Draw) -> int:

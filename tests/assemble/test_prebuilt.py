@@ -31,13 +31,12 @@ def flashinfer(monkeypatch, tmp_path):
         name = "_".join(map(str, module))
 
         def build():
-            assert os.environ["FLASHINFER_CUDA_ARCH_LIST"] == "9.0"
             (stubs,) = (word[2:] for word in os.environ["FLASHINFER_EXTRA_LDFLAGS"].split() if word.startswith("-L"))
             assert (Path(stubs) / "libcuda.a").exists(), "linkers look for the driver"
-            (tmp_path / name).write_text("compiled")
+            (tmp_path / name).write_text(f"compiled for {os.environ['FLASHINFER_CUDA_ARCH_LIST']}")
             found.built.append(name)
 
-        return SimpleNamespace(name=name, build=build, get_library_path=lambda: tmp_path / name)
+        return SimpleNamespace(name=name, build=build, jit_library_path=tmp_path / name)
 
     def modules_for(wanted):
         found.wanted = list(dict.fromkeys(wanted))
@@ -49,7 +48,8 @@ def flashinfer(monkeypatch, tmp_path):
         module.__path__ = []
         monkeypatch.setitem(sys.modules, name, module)
     sys.modules["flashinfer.jit"].env = sys.modules["flashinfer.jit.env"]
-    sys.modules["flashinfer.jit.env"].FLASHINFER_AOT_DIR = found.aot
+    found.env = sys.modules["flashinfer.jit.env"]
+    found.env.FLASHINFER_AOT_DIR, found.env.FLASHINFER_WORKSPACE_DIR = found.aot, tmp_path / "90a"
     monkeypatch.setattr(prebuilt, "modules_for", modules_for)
     monkeypatch.setattr(prebuilt, "build_cuda_kernels", lambda arch: tmp_path / f"hydra_cuda-{arch}.so")
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "")
@@ -73,9 +73,30 @@ def test_all_that_some_models_ask_for_is_built_once(flashinfer):
     assert len(flashinfer.built) == 7 and len(result.output.splitlines()) == 8
     assert "hydra_cuda-9.0.so" in result.output and os.environ["FLASHINFER_EXTRA_LDFLAGS"] == ""
     for name in flashinfer.built:
-        assert (flashinfer.aot / name / f"{name}.so").read_text() == "compiled"
+        assert (flashinfer.aot / name / f"{name}.so").read_text() == "compiled for 9.0"
     CliRunner().invoke(app, command)
     assert len(flashinfer.built) == 7, "what is there is not compiled again"
+
+
+def test_modules_for_another_gpu_take_the_place_of_those_that_are_there(flashinfer, tmp_path):
+    """FlashInfer loads what lies there, whatever it was compiled for."""
+    command = ["build-kernels", str(MODELS / "llava-1.5-7b"), "--arch"]
+    CliRunner().invoke(app, [*command, "9.0"])
+    (name,) = flashinfer.built
+    library = flashinfer.aot / name / f"{name}.so"
+    loaded = library.open()
+    flashinfer.env.FLASHINFER_WORKSPACE_DIR = tmp_path / "80"
+    result = CliRunner().invoke(app, [*command, "8.0"])
+    assert result.exit_code == 0 and library.read_text() == "compiled for 8.0"
+    assert loaded.read() == "compiled for 9.0", "a server that runs keeps what it has loaded"
+    loaded.close()
+
+
+@pytest.mark.parametrize("arch", ["", "9", "90", "9.0a", "sm_90", "8.0 9.0"])
+def test_a_name_that_no_server_looks_for_is_refused(flashinfer, arch):
+    with pytest.raises(ConfigError, match="one compute capability"):
+        list(prebuilt.prebuild([str(MODELS / "llava-1.5-7b")], arch))
+    assert not flashinfer.built
 
 
 def test_what_does_not_build_is_said_in_a_line(flashinfer, monkeypatch):

@@ -17,7 +17,7 @@ from hydrainfer.assemble.sizes import GIB
 from hydrainfer.cache import CacheSpec
 from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import Lane, Role
+from hydrainfer.core import ConfigError, Lane, Role
 from hydrainfer.models import cache_specs
 from hydrainfer.planner.costs import BatchShape, Copies
 from hydrainfer.storage import BlockStore
@@ -128,6 +128,14 @@ def test_what_fits_a_gpu_is_measured(gpu, monkeypatch, name, gib):
         assert bytes_of(blocks_of(case.language, kv)) + (embed.block_bytes * pictures if sees else 0) > gib * GIB
 
 
+def test_a_gpu_without_room_is_named(gpu):
+    """More minutes would not help."""
+    gpu(-1)
+    config = ServeConfig(model=str(MODELS / "llava-1.5-7b"), device="cuda")
+    with pytest.raises(ConfigError, match="no memory for a measurement"):
+        measure.measure_model(config.model, minutes=1.0, config=config)
+
+
 def test_a_rig_begins_after_what_was_set_up(gpu, monkeypatch):
     """Caches are filled on the default stream; the streams of lanes wait for no other."""
     steps = []
@@ -150,8 +158,8 @@ def test_a_rig_begins_after_what_was_set_up(gpu, monkeypatch):
 
 
 def test_a_batch_is_timed_by_events_around_it(monkeypatch):
-    """Two batches are in flight, and the events of each are on the lane's own stream."""
-    notes, clock = [], itertools.count()
+    """Two batches are in flight, and the events of each are on the lane's own stream, whose thread may be late."""
+    notes, clock, jobs = [], itertools.count(), []
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
@@ -159,7 +167,6 @@ def test_a_batch_is_timed_by_events_around_it(monkeypatch):
 
         def record(self) -> None:
             self.at = next(clock)
-            notes.append("event")
 
         def elapsed_time(self, other) -> float:
             return 1e3 * (other.at - self.at)
@@ -167,17 +174,30 @@ def test_a_batch_is_timed_by_events_around_it(monkeypatch):
         def synchronize(self) -> None:
             pass
 
-    class LaneDouble:
+    class LateLane:
         def submit(self, batch, work):
-            work()
+            notes.append("event")
+            jobs.append(work)
+            return work
+
+    def launch(work):
+        notes.append("launch")
+        jobs.append(lambda: next(clock))
+        return Lane.LANGUAGE, jobs[-1]
+
+    def wait(tickets):
+        notes.append("wait")
+        for _, job in tickets:
+            while job in jobs:
+                jobs.pop(0)()
 
     made = object.__new__(rig.Rig)
     decodes = BatchShape(decodes=2, context=10)
     made.model = SimpleNamespace(device=CUDA)
-    made._lanes = {Lane.LANGUAGE: LaneDouble()}
+    made._lanes = {Lane.LANGUAGE: LateLane()}
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(made, "_launch", lambda work: notes.append("launch") or (Lane.LANGUAGE, None))
-    monkeypatch.setattr(made, "_wait", lambda tickets: notes.append("wait"))
-    assert made.device_times(decodes, 3) == [1.0] * 3
+    monkeypatch.setattr(made, "_launch", launch)
+    monkeypatch.setattr(made, "_wait", wait)
+    assert made.device_times(decodes, 3) == [2.0] * 3
     each = ["event", "launch", "event"]
-    assert notes == [*each, *each, "wait", *each, "wait", *each, "wait", "wait"]
+    assert notes == [*each, *each, "wait", *each, "wait", *each, "wait", "wait", "wait"]

@@ -13,12 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hydrainfer.assemble.sizes import GIB
-from hydrainfer.assemble.workspace import Rows, _patch_bytes, _row_bytes, workspace_bytes
+from hydrainfer.assemble.workspace import Rows, _patch_bytes, _row_bytes, _sampled_bytes, workspace_bytes
 from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
 from hydrainfer.models import PatchedPicture, layers_of
 from hydrainfer.runtime import ROWS
-from tests.cuda.fake import fake_cuda
+from hydrainfer.runtime.sampler import sample
+from hydrainfer.runtime.sampling import Draw, SamplingPlan
+from tests.cuda.fake import CUDA, fake_cuda
 from tests.cuda.test_path import FakeRig, kernels, whole  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.cpu
@@ -111,3 +113,20 @@ def test_a_pass_of_the_tower_holds_no_more_than_the_formula_says(name, monkeypat
         n_embeddings = sum(rig.model.vision.rows(picture) for picture in pictures)
         reserved = size.rows * _patch_bytes(size, 2) + n_embeddings * config.embed_width * 2
         assert 0.3 * reserved < peak.most <= reserved, f"{peak.most / reserved:.2f}"
+
+
+@pytest.mark.parametrize("n", [1, 64, 256])
+@pytest.mark.parametrize("told", [False, True], ids=["tokens", "logprobs"])
+@pytest.mark.parametrize("top_k, top_p", [(0, 1.0), (50, 0.9), (2000, 0.9)])
+def test_sampling_holds_no_more_than_the_formula_says(n, told, top_k, top_p, monkeypatch):
+    """With a bias, so that what is told is of other logits than what is drawn, and one greedy row of many. The sums in
+    float64 of filters, for which torch has a copy that is not seen here, are of 8 bytes."""
+    vocab = 32_000
+    draws = [Draw(i, 1.0, top_k, top_p, 0.0, i) for i in range(max(1, n - 1))]
+    likely = [(i, 5) for i in range(n)] if told else []
+    plan = SamplingPlan(draws=draws, biases=[(0, (1,), (1.0,))], logprobs=likely)
+    with fake_cuda(monkeypatch), Peak() as peak:
+        sample(torch.empty(n, vocab, device=CUDA), plan)
+    unseen = 8 * min(n, 64) if top_k > 1024 else 0
+    held = peak.most / vocab + unseen
+    assert 0.3 * _sampled_bytes(n) < held <= _sampled_bytes(n), f"{held / _sampled_bytes(n):.2f}"
