@@ -25,7 +25,8 @@ from hydrainfer.ops import PagedAttention, build_cuda_kernels, cause, modules_fo
 def prebuild(models: Sequence[str], arch: str | None) -> Iterator[str]:
     """Compile what these models use, and give a line for each library as soon as it is there. `arch`: the GPU's compute
     capability ("9.0"); None: that of this machine's GPUs. FlashInfer's modules are placed in its own folder for
-    modules, from which it loads them without a compiler. Raises `HydraError`."""
+    modules, from which it loads them without a compiler; those of other architectures, or of another FlashInfer, are
+    replaced. Raises `HydraError`."""
     attentions = [each for name in models for each in _attentions(name)]
     if arch is not None:
         os.environ["FLASHINFER_CUDA_ARCH_LIST"] = arch
@@ -53,13 +54,18 @@ def _flashinfer(attentions: Sequence[PagedAttention]) -> Iterator[str]:
     yield from sorted({f"not built: {why}" for each in attentions if (why := each.refusal())})
     ninja_on_path()
     wanted = [module for each in attentions if not each.refusal() for module in each.modules()]
+    made_for = "/".join(Path(env.FLASHINFER_WORKSPACE_DIR).parts[-2:])  # FlashInfer's version and the architectures
     with _driver_stub():
         for spec in modules_for(wanted):
             library = Path(env.FLASHINFER_AOT_DIR) / spec.name / f"{spec.name}.so"
-            if not library.exists():
+            note = library.with_suffix(".txt")
+            if not (library.exists() and note.exists() and note.read_text() == made_for):
+                library.unlink(missing_ok=True)  # FlashInfer would take it for the one that it has built
                 spec.build()
                 library.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(spec.get_library_path(), library)
+                part = shutil.copyfile(spec.get_library_path(), library.with_suffix(".part"))
+                part.replace(library)
+                note.write_text(made_for)
             yield f"FlashInfer: {library}"
 
 
