@@ -108,8 +108,13 @@ def _devices() -> Iterator[CheckResult]:
         yield CheckResult("GPU", "note", "none that torch can use; models run on the CPU")
         return
     for i in range(torch.cuda.device_count()):
-        device, (free, total) = torch.cuda.get_device_properties(i), torch.cuda.mem_get_info(i)
-        yield CheckResult("GPU", "ok", f"{i}: {device.name}, {total / GIB:.0f} GiB, {free / GIB:.0f} of them free")
+        says = f"{i}: {torch.cuda.get_device_properties(i).name}"
+        try:
+            free, total = torch.cuda.mem_get_info(i)
+        except RuntimeError as e:  # it is full, or another process has it for itself
+            yield CheckResult("GPU", "bad", f"{says}, which cannot be used ({str(e).partition(chr(10))[0]})")
+            continue
+        yield CheckResult("GPU", "ok", f"{says}, {total / GIB:.0f} GiB, {free / GIB:.0f} of them free")
     yield _sharing()
     yield _kernels("CUDA kernels", "cuda", "bfloat16")
 

@@ -106,6 +106,18 @@ def test_in_words_and_the_version():
     assert CliRunner().invoke(app, ["--version"]).output.split() == ["hydrainfer", __version__]
 
 
+def test_a_gpu_that_cannot_be_used_is_a_finding(monkeypatch):
+    def full(_):
+        raise torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="H100"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    found = next(doctor._devices())
+    assert found.state == "bad" and found.says == "0: H100, which cannot be used (CUDA error: out of memory)"
+
+
 @pytest.mark.parametrize("mps", [False, True])
 def test_what_a_gpu_has(monkeypatch, tmp_path, mps):
     """FlashInfer and the compiler are tried, as when a server starts; why one is not used is a note."""

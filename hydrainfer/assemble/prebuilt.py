@@ -27,8 +27,8 @@ from hydrainfer.ops import PagedAttention, build_cuda_kernels, cause, modules_fo
 def prebuild(models: Sequence[str], arch: str | None) -> Iterator[str]:
     """Compile what these models use, and give a line for each library as soon as it is there. `arch`: the GPU's compute
     capability ("9.0"); None: that of this machine's GPUs. FlashInfer's modules are placed in its own folder for
-    modules, from which it loads them without a compiler, whatever the GPU: it has those of one architecture, the last
-    one asked for. Raises `HydraError`."""
+    modules, from which it loads them without a compiler; those of other architectures, or of another FlashInfer, are
+    replaced. Raises `HydraError`."""
     if arch is not None and not re.fullmatch(r"[1-9][0-9]*\.[0-9]", arch):  # a server looks for this very name
         raise ConfigError(f"--arch must be one compute capability, such as 9.0, not {arch!r}", param="arch")
     attentions = [each for name in models for each in _attentions(name)]
@@ -58,25 +58,25 @@ def _flashinfer(attentions: Sequence[PagedAttention]) -> Iterator[str]:
     yield from sorted({f"not built: {why}" for each in attentions if (why := each.refusal())})
     ninja_on_path()
     wanted = [module for each in attentions if not each.refusal() for module in each.modules()]
+    made_for = "/".join(Path(env.FLASHINFER_WORKSPACE_DIR).parts[-2:])  # FlashInfer's version and the architectures
     with _driver_stub():
         for spec in modules_for(wanted):
             library = Path(env.FLASHINFER_AOT_DIR) / spec.name / f"{spec.name}.so"
-            _place(spec, library, env.FLASHINFER_WORKSPACE_DIR.name)  # has the name of the architectures
+            _place(spec, library, made_for)
             yield f"FlashInfer: {library}"
 
 
-def _place(spec: Any, library: Path, architectures: str) -> None:
-    """Build a module of FlashInfer, unless its `library` is there for these architectures. A process that has loaded
-    another library of this name keeps it."""
-    told = library.with_suffix(".architectures")
-    if library.exists() and told.exists() and told.read_text() == architectures:
+def _place(spec: Any, library: Path, made_for: str) -> None:
+    """Build a module of FlashInfer, unless its `library` is there and was made for the same. A note beside it says what
+    it was made for, because FlashInfer finds it by name alone. A process that has loaded another one keeps it."""
+    note = library.with_suffix(".txt")
+    if library.exists() and note.exists() and note.read_text() == made_for:
         return
     spec.build()
     library.parent.mkdir(parents=True, exist_ok=True)
-    part = library.with_suffix(f".{os.getpid()}")
-    shutil.copyfile(spec.jit_library_path, part)
+    part = shutil.copyfile(spec.jit_library_path, library.with_suffix(f".{os.getpid()}"))
     part.replace(library)
-    told.write_text(architectures)
+    note.write_text(made_for)
 
 
 @contextmanager

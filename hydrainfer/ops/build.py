@@ -61,7 +61,7 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
         import tvm_ffi
 
         flags = {"extra_cflags": list(_FLAGS), "extra_ldflags": ["-fopenmp"]}
-        key = _key(folder, compiler, tvm_ffi.libinfo.find_include_path())
+        key = _key(folder, compiler, f"{tvm_ffi.libinfo.find_include_path()} {tvm_ffi.__version__}")
         return Kernels(_load(_Build("hydra_cpu", folder / "ops.cpp", key, flags)), key), ()
     except Exception as e:  # a compiler can fail in any way; the torch operators do not need it
         return None, (f"CPU kernels did not build ({cause(e)}); using torch operators (slower decode)",)
@@ -242,9 +242,9 @@ def _sources() -> Path | None:
 
 
 def _key(folder: Path, compiler: str, headers: str = "") -> str:
-    """A name that changes with the sources, the flags, the compiler, the folder of its other headers and the processor,
-    for which the code is specialised. Without that folder two virtual environments would compile in turns: ninja
-    compiles again when a command changes."""
+    """A name that changes with the sources, the flags, the compiler, the folder and version of its other headers and
+    the processor, for which the code is specialised. Without that folder two virtual environments would compile in
+    turns: ninja compiles again when a command changes."""
     features, cpuinfo = "", Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text().splitlines()

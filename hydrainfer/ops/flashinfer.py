@@ -131,13 +131,12 @@ class FlashInfer:
         if captured is None:
             weakref.finalize(plan, self._free.extend, plan.taken).atexit = False
             return
+        if before is not None:
+            for part, other in zip(plan.parts, before.parts):
+                part.module, part.wrapper = other.module, other.wrapper
+            if before.made_for:
+                self._plan(batch, before.made_for)  # nobody calls `attention` before a replay
         self._captured[captured] = plan
-        if before is None:
-            return
-        for part, other in zip(plan.parts, before.parts):
-            part.module, part.wrapper = other.module, other.wrapper
-        if before.made_for:
-            self._plan(batch, before.made_for)  # nobody calls `attention` before a replay
 
     def attention(
         self, q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None

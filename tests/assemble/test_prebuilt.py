@@ -49,7 +49,7 @@ def flashinfer(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, name, module)
     sys.modules["flashinfer.jit"].env = sys.modules["flashinfer.jit.env"]
     found.env = sys.modules["flashinfer.jit.env"]
-    found.env.FLASHINFER_AOT_DIR, found.env.FLASHINFER_WORKSPACE_DIR = found.aot, tmp_path / "90a"
+    found.env.FLASHINFER_AOT_DIR, found.env.FLASHINFER_WORKSPACE_DIR = found.aot, tmp_path / "0.7.2" / "90a"
     monkeypatch.setattr(prebuilt, "modules_for", modules_for)
     monkeypatch.setattr(prebuilt, "build_cuda_kernels", lambda arch: tmp_path / f"hydra_cuda-{arch}.so")
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "")
@@ -97,6 +97,19 @@ def test_a_name_that_no_server_looks_for_is_refused(flashinfer, arch):
     with pytest.raises(ConfigError, match="one compute capability"):
         list(prebuilt.prebuild([str(MODELS / "llava-1.5-7b")], arch))
     assert not flashinfer.built
+
+
+def test_what_was_built_for_another_gpu_is_replaced(flashinfer, tmp_path):
+    """FlashInfer finds its modules by name, so that it would load them on any GPU; its own folder outlives upgrades."""
+    model = str(MODELS / "llava-1.5-7b")
+    for n, folder in enumerate(("0.7.2/90a", "0.7.2/80", "0.8.0/80"), 1):
+        flashinfer.env.FLASHINFER_WORKSPACE_DIR = tmp_path / folder
+        list(prebuilt.prebuild([model], "9.0"))
+        (name,) = set(flashinfer.built)
+        assert len(flashinfer.built) == n and [*flashinfer.aot.rglob("*.so")] == [flashinfer.aot / name / f"{name}.so"]
+    (flashinfer.aot / name / f"{name}.txt").unlink()  # it was stopped before the end
+    list(prebuilt.prebuild([model], "9.0"))
+    assert len(flashinfer.built) == 4
 
 
 def test_what_does_not_build_is_said_in_a_line(flashinfer, monkeypatch):

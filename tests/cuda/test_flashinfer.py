@@ -6,6 +6,7 @@ import gc
 import inspect
 import re
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -135,6 +136,28 @@ def test_a_captured_batch_is_planned_before_each_replay(cuda_cores):
         assert wrapper.plans == step + 1 and wrapper.module.kind == ("cuda-cores" if cuda_cores else "plain")
         got = wrapper.run(q, cache, out=torch.empty(2, 4, dim, dtype=BF16))
         close(got, reference.attention(q, kv, cache, batch, dim**-0.5))
+
+
+def test_a_captured_batch_that_could_not_be_planned_does_not_stop_the_planning(monkeypatch):
+    """The next replay would attend by a plan of other requests, which nobody would notice."""
+    backend, fails = Backend(CPU), [False, True, False]
+    planned = WrapperDouble.plan
+
+    def plan(self, *args, **options) -> None:
+        if fails.pop(0):
+            raise torch.OutOfMemoryError
+        planned(self, *args, **options)
+
+    monkeypatch.setattr(WrapperDouble, "plan", plan)
+    for i in range(3):
+        cache, batch = paged([1, 1], [3 + i, 9], 2, 64, BF16)
+        batch.captured = Captured("kv", 2, 64)
+        with pytest.raises(torch.OutOfMemoryError) if fails[0] else nullcontext():
+            backend.prepare(batch)
+            if i == 0:
+                backend.attention(random(2, 4, 64, dtype=BF16), None, cache, batch, 0.125)
+    (wrapper,) = backend.made
+    assert wrapper.last == [(3 + 2) % batch.block_tokens + 1, 9 % batch.block_tokens + 1], "those of the last batch"
 
 
 def test_a_plan_waits_until_the_one_before_has_left_the_host(monkeypatch):
