@@ -10,7 +10,7 @@ from hydrainfer.storage import store
 
 
 def watch_caches(monkeypatch) -> Callable[[], int]:
-    """From now on, watch the memory that caches on a CPU are made of. Returns a function that says how many pieces are
+    """Watch the memory that caches on a CPU are made of, from now on. Returns a function that says how many pieces are
     there. A piece lives as long as any view of it."""
     pieces: list[weakref.ref] = []
     make = mmap.mmap

@@ -44,7 +44,7 @@ class Experts:
 
 
 _GPT_OSS_LIMIT, _GPT_OSS_ALPHA = 7.0, 1.702
-"""Of releases of transformers whose configuration has no fields for them: up to 5.17, they are numbers in its code."""
+"""What releases of transformers up to 5.17 have in their code: their configuration has no fields for it."""
 
 
 def gpt_oss(hf: Any, path: Path) -> Experts:

@@ -70,8 +70,8 @@ def test_every_way_gives_the_same_tokens(device, models, by_graphs, kind, way):
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_logits_are_those_by_torchs_attention(device, models, kind):
-    """Of most tokens of a prompt: with experts, rounding may send a token to another expert. Where rounding alone moves
-    logits further, the chosen attention is as far from float32 as torch's."""
+    """Most tokens of a prompt are compared: with experts, rounding may send one to another expert. Where rounding alone
+    moves logits further, the chosen attention is as far from float32 as torch's."""
     ids = [1 + (7 * i) % 300 for i in range(150)]
 
     def logits(dtype, change=lambda ops: ops):
