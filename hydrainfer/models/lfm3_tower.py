@@ -70,6 +70,8 @@ class Lfm3Vision(FrameTower):
     """LFM3-VL's vision tower. Its rows: [tokens, the language model's width]."""
 
     config: Lfm3VisionConfig
+    sizes = range(256, 4097, 256)
+    """As those of Qwen's towers."""
 
     def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         c: Lfm3VisionConfig = config.vision
@@ -87,6 +89,12 @@ class Lfm3Vision(FrameTower):
         self.projection = [
             (make(outer, inner), make(outer) if c.projector_bias else None) for inner, outer in pairwise(widths)
         ]
+
+    @property
+    def captures(self) -> bool:
+        c = self.config
+        packs = c.hidden * self.dtype.itemsize % 16 == 0 and c.kernel == 3  # what the kernel of `grid_conv` takes
+        return super().captures and packs and self._ops.captures_grids
 
     def slots(self) -> dict[str, Slot]:
         found = {"vision.patch_embed.weight": Slot(self.patch), "vision.embedding_norm.weight": Slot(self.first_norm)}

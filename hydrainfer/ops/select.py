@@ -103,6 +103,12 @@ class OpSet:
         ops = "short_conv", "gated_delta", "rope_write_kv", "norm_rope_write_kv"
         return {(op, "native-cuda") for op in ops} <= {*self.chosen}
 
+    @property
+    def captures_grids(self) -> bool:
+        """Whether a CUDA graph of `grid_conv` can be replayed with other grids than the captured ones, for kernels of
+        3 x 3."""
+        return ("grid_conv", "native-cuda") in self.chosen
+
     def captures_segments(self, head_dim: int) -> bool:
         """Whether a CUDA graph of `attention_segments` can be replayed with other segment lengths than the captured
         ones."""

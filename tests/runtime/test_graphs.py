@@ -13,9 +13,10 @@ from hydrainfer import LLM, SamplingParams
 from hydrainfer.assemble import model as assembling
 from hydrainfer.core import DEVICE_LOST, InternalError, Role, TokenWork
 from hydrainfer.models import PatchedPicture, load_model
+from hydrainfer.models.lfm3_tower import Lfm3Vision
 from hydrainfer.models.picture import Squares
 from hydrainfer.models.qwen_tower import QwenVision
-from hydrainfer.ops import KV, OpSet, reference, select, select_ops, torch_variants
+from hydrainfer.ops import KV, GridRows, OpSet, reference, select, select_ops, torch_variants
 from hydrainfer.runtime.graphs import ROWS, PassGraphs
 from hydrainfer.runtime.packing import Paged, one_token, padded
 from tests.checkpoints import make_picture
@@ -180,21 +181,41 @@ def pictures_of(tower: QwenVision, grids: list[tuple[int, int, int]]) -> list[Pa
     return [PatchedPicture(rng.integers(0, 256, s, dtype=np.uint8), grid) for s, grid in zip(shapes, grids)]
 
 
+def grid_conv(rows: torch.Tensor, weight: torch.Tensor, grid: GridRows) -> torch.Tensor:
+    """The kernel's arithmetic: by the places and sizes that are on the device, whatever the host knows of grids."""
+    before, after, x = rows.chunk(3, dim=-1)
+    (y, x_at), (height, width), m = grid.places.long().T, grid.sizes.long().T, grid.merge
+
+    def row_in_frame(down, right):
+        return (down // m * (width // m) + right // m) * m * m + down % m * m + right % m
+
+    first, gated, total = torch.arange(len(rows)) - row_in_frame(y, x_at), before * x, torch.zeros_like(x)
+    for i in range(9):
+        down, right = y + i // 3 - 1, x_at + i % 3 - 1
+        there = (down >= 0) & (down < height) & (right >= 0) & (right < width)
+        at = torch.where(there, first + row_in_frame(down, right), 0)
+        total += there[:, None] * gated[at] * weight[:, 0, i // 3, i % 3]
+    return total * after
+
+
 def tower_ops(name: str, monkeypatch) -> OpSet:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
-    ops = select_ops("cpu", torch.float32, 16, use_native=False)
+    ops = replace(select_ops("cpu", torch.float32, 16, use_native=False), grid_conv=grid_conv)
     return replace(ops, attention_segments=torch_variants.attention_segments_varlen) if name == "varlen" else ops
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lfm3_vl"])
 @pytest.mark.parametrize("how", ["by length", "varlen"])
 def test_pictures_of_any_sizes_are_those_without_graphs(tmp_path, monkeypatch, family, how):
     """Padding changes nothing, and a replay reads nothing that the host knew while capturing."""
-    monkeypatch.setattr(QwenVision, "sizes", (64, 256, 512))
-    path = make_qwen(family, tmp_path, vision={"num_heads": 1})  # 32 numbers in a head, as FlashAttention can take
+    for tower in (QwenVision, Lfm3Vision):
+        monkeypatch.setattr(tower, "sizes", (64, 256, 512))
+    lfm3 = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    heads = lfm3 if family == "lfm3_vl" else {"num_heads": 1}  # 32 numbers in each, as FlashAttention can take
+    path = make_qwen(family, tmp_path, vision=heads)
     model = load_model(path, Role.parse("E"), ops=tower_ops(how, monkeypatch))
     tower, captures = model.vision, Frozen() if how == "varlen" else Captures()
-    passes = PASSES | {"narrow": (NARROW, 512 if tower.config.window else 256)}
+    passes = PASSES | {"narrow": (NARROW, 512 if tower.cut.window else 256)}
     some = {name: pictures_of(tower, grids) for name, (grids, _) in passes.items()}
     plain = {name: model.encode(pictures) for name, pictures in some.items()}
     with torch.inference_mode():
@@ -207,6 +228,17 @@ def test_pictures_of_any_sizes_are_those_without_graphs(tmp_path, monkeypatch, f
     assert captures.replays == sum(size is not None for _, size in passes.values())
     for got, want in kept:
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["native-cuda", "reference"])
+def test_a_tower_with_grids_is_captured_only_by_the_kernel_that_reads_them_on_the_device(tmp_path, variant):
+    path = make_qwen(
+        "lfm3_vl", tmp_path, vision={"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    )
+    ops = select_ops("cpu", torch.bfloat16, 16, use_native=False)
+    ops = replace(ops, chosen=(("attention_segments", "torch-varlen"), ("grid_conv", variant)))
+    tower = load_model(path, Role.parse("E"), dtype="bfloat16", ops=ops).vision
+    assert tower.captures is (variant == "native-cuda")
 
 
 def test_a_step_is_padded_with_the_decode_that_reads_least():
