@@ -100,7 +100,7 @@ class Bench:
     def works(self, n_cases: int | None = None) -> list[BatchShape]:
         """The batches to measure; of `n_cases`, a decode, a prefill and an encode in turn."""
         pictures = [self.pictures(n) for n in PICTURES if self.sizes]
-        language = [work for room in self.shape.rooms for work in room.works]
+        language = [*self.shape.works, *self.shape.more]
         if n_cases is None:
             return [*pictures, *language]
         decodes, chunks = [w for w in language if w.decodes], [w for w in language if not w.decodes]
@@ -151,7 +151,7 @@ class Bench:
 
     def beside(self, priority: int) -> None:
         """Encode beside decode: the sum of both lanes' speeds, where 1 is taking turns."""
-        decode = max((w for w in self.shape.rooms[0].works if w.decodes), key=lambda w: (w.decodes, -w.context))
+        decode = max((w for w in self.shape.works if w.decodes), key=lambda w: (w.decodes, -w.context))
         vision = self.pictures(8)
 
         def both(rig: Rig) -> None:

@@ -33,21 +33,15 @@ def device_of(name: str) -> torch.device:
     return torch.device("cpu") if name == "cpu" else torch.device(name, 0)
 
 
-class Room(NamedTuple):
-    """Caches for so many sequences of so many tokens each, and the batches that run in them."""
-
-    n_sequences: int
-    n_context: int
-    works: tuple[BatchShape, ...]
-
-
 class Shape(NamedTuple):
     """A model to measure: pictures of `size` pixels, up to 16 of them, if it takes any; language batches that fit a GPU
-    of 80 GB. `kind`: the tiny model of its family that takes its place in a dry run, one of `tiny.MAKERS`."""
+    of 80 GB, `more` of which are not run beside pictures. `kind`: the tiny model of its family that takes its place in
+    a dry run, one of `tiny.MAKERS`."""
 
     kind: str
     size: tuple[int, int] | None
-    rooms: tuple[Room, ...]
+    works: tuple[BatchShape, ...]
+    more: tuple[BatchShape, ...] = ()
 
 
 def _decodes(counts: tuple[int, ...], contexts: tuple[int, ...]) -> tuple[BatchShape, ...]:
@@ -62,21 +56,17 @@ MODELS = {
     "llava-1.5-7b": Shape(  # 0.5 MiB of KV per token
         "llava",
         (336, 336),
-        (
-            Room(33, 2064, (*_decodes((1, 32), (512, 2048)), *_chunks(512, 2048))),
-            Room(128, 592, _decodes((128,), (512,))),
-        ),
+        (*_decodes((1, 32), (512, 2048)), *_chunks(512, 2048)),
+        _decodes((128,), (512,)),
     ),
     "qwen2-vl-7b": Shape(  # 56 KiB
-        "qwen2_vl",
-        (672, 672),
-        (Room(128, 2064, (*_decodes((1, 32, 128), (512, 2048)), *_chunks(512, 2048))), Room(2, 8192, _chunks(8192))),
+        "qwen2_vl", (672, 672), (*_decodes((1, 32, 128), (512, 2048)), *_chunks(512, 2048)), _chunks(8192)
     ),
-    "gpt-oss-20b": Shape("gpt_oss", None, (Room(32, 2064, (*_decodes((1, 32), (512,)), *_chunks(2048))),)),
-    "qwen3.5-9b": Shape("qwen3_5", (672, 672), (Room(32, 2064, (*_decodes((1, 32), (512,)), *_chunks(2048))),)),
+    "gpt-oss-20b": Shape("gpt_oss", None, (*_decodes((1, 32), (512,)), *_chunks(2048))),
+    "qwen3.5-9b": Shape("qwen3_5", (672, 672), (*_decodes((1, 32), (512,)), *_chunks(2048))),
 }
 PICTURES = (1, 4, 8, 16)
-TINY = Shape("", (56, 56), (Room(4, 64, (*_decodes((1, 3), (16, 40)), *_chunks(16, 48))), Room(2, 96, _chunks(96))))
+TINY = Shape("", (56, 56), (*_decodes((1, 3), (16, 40)), *_chunks(16, 48)), _chunks(96))
 
 
 def folder_of(name: str, models: Path | None) -> Path:
