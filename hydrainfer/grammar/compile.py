@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import resource
@@ -133,7 +134,7 @@ class Grammars:
                 del self._kept[grammar]
 
     def _compile(self, grammar: Grammar, future: Future[CompiledGrammar | str]) -> None:
-        before = _resident_bytes()
+        before = _used_bytes()
         try:
             matcher = library.compiled(self._tokenizer, grammar)
         except ValueError as e:
@@ -143,7 +144,7 @@ class Grammars:
             self._forget(grammar)
             future.set_exception(e)
             raise
-        future.set_result(CompiledGrammar(matcher, min(max(_resident_bytes() - before, 0), TrialBounds().n_bytes)))
+        future.set_result(CompiledGrammar(matcher, min(max(_used_bytes() - before, 0), TrialBounds().n_bytes)))
         with self._lock:
             self._make_room()
 
@@ -178,9 +179,38 @@ def _bytes_of(future: Future[CompiledGrammar | str]) -> int:
     return len(found) if isinstance(found, str) else found.n_bytes
 
 
-def _resident_bytes() -> int:
-    """The memory that this process has now. Its growth while a grammar is compiled is what the grammar takes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+class _Heap(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = (
+        ("_before", ctypes.c_size_t * 4),
+        ("mapped", ctypes.c_size_t),  # hblkhd: blocks that have a mapping of their own
+        ("_between", ctypes.c_size_t * 2),
+        ("used", ctypes.c_size_t),  # uordblks: all others
+        ("_after", ctypes.c_size_t * 2),
+    )
+
+
+def _heap() -> Any:
+    """glibc's `mallinfo2`, or None: another C library."""
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return None
+    function.restype = _Heap
+    return function
+
+
+_mallinfo2 = _heap()
+
+
+def _used_bytes() -> int:
+    """The memory in use now. Its growth while a grammar is compiled is what the grammar takes. A process's resident
+    memory would not do: it does not grow where memory that was freed before is used again."""
+    if _mallinfo2 is None:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    heap = _mallinfo2()
+    return int(heap.used + heap.mapped)
 
 
 def _invalid(error: str) -> InvalidRequest:

@@ -15,6 +15,7 @@ from hydrainfer.grammar import compile as compiling
 pytestmark = pytest.mark.cpu
 ENDLESS = [Grammar("json", json.dumps({"type": "integer", "multipleOf": n})) for n in (99999989, 99999971)]
 SIMPLE = Grammar("json", '{"type":"object","properties":{"a":{"type":"integer"}}}')
+WIDE = bounds.TrialBounds(n_bytes=4 << 30, cpu_s=60.0, wall_s=60.0)  # no machine is fast enough to reach them
 
 
 def remainders(n):
@@ -34,7 +35,9 @@ def wait_until_none(grammars):
         time.sleep(0.01)
 
 
-def test_what_compiles_for_ever_is_refused_and_what_is_simple_does_not_wait(grammars):
+def test_what_compiles_for_ever_is_refused_and_what_is_simple_does_not_wait(make_grammars):
+    grammars = make_grammars(bounds=bounds.TrialBounds(n_bytes=1 << 30))
+
     async def ask():
         await grammars.check(Grammar("regex", "a"))  # the process has started
         begin_s = time.monotonic()
@@ -46,8 +49,9 @@ def test_what_compiles_for_ever_is_refused_and_what_is_simple_does_not_wait(gram
         return errors
 
     for error in asyncio.run(ask()):
-        assert isinstance(error, InvalidRequest) and "takes more than 1 s or 64 MiB" in error.message
+        assert isinstance(error, InvalidRequest) and "takes more than 1 s or 1024 MiB" in error.message
     wait_until_none(grammars)
+    grammars.close()
 
 
 def test_what_took_too_long_is_remembered(make_grammars):
@@ -67,7 +71,9 @@ def test_memory_is_bounded(make_grammars):
     grammars.close()
 
 
-def test_hanging_up_ends_the_trial(grammars):
+def test_hanging_up_ends_the_trial(make_grammars):
+    grammars = make_grammars(bounds=WIDE)
+
     async def leave():
         asked = [asyncio.ensure_future(grammars.check(ENDLESS[0])) for _ in range(2)]
         while not (grammars._trials._process and children(grammars)):
@@ -82,9 +88,12 @@ def test_hanging_up_ends_the_trial(grammars):
 
     asyncio.run(leave())
     assert not grammars._running
+    grammars.close()
 
 
-def test_too_many_that_wait_are_refused(grammars):
+def test_too_many_that_wait_are_refused(make_grammars):
+    grammars = make_grammars(bounds=WIDE)
+
     async def flood():
         asked = [asyncio.ensure_future(grammars.check(remainders(99999000 + i))) for i in range(200)]
         done, others = await asyncio.wait(asked, timeout=0.5)
@@ -95,6 +104,7 @@ def test_too_many_that_wait_are_refused(grammars):
         await asyncio.gather(*others, return_exceptions=True)
 
     asyncio.run(flood())
+    grammars.close()
 
 
 def test_the_process_is_started_again_when_it_was_killed(grammars):
