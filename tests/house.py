@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests import options_page
+
 LIMIT = 450
 ALLOWED: dict[str, str] = {}
 OTHERS = {"build_arg", "shm_size", "nproc_per_node", "hydrainfer_flags"}  # of Docker, torchrun; b01 composes it
@@ -36,10 +38,13 @@ def not_there() -> Iterator[str]:
     text = "".join(path.read_text() for path in code)
     options = set(re.findall(r"\b(\w+): |\bargs\.(\w+)|--([a-z][\w-]+)", text))
     options = {name.replace("-", "_") for found in options for name in found}
+    others = OTHERS | {
+        name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", " ".join(options_page.VLLM.values()))
+    }
     for path in tracked("*.md"):
         document = path.read_text()
         said = {o.replace("-", "_") for o in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", document)}
-        missing = [f"--{o.replace('_', '-')}" for o in said - OTHERS if {o, o.removeprefix("no_")}.isdisjoint(options)]
+        missing = [f"--{o.replace('_', '-')}" for o in said - others if {o, o.removeprefix("no_")}.isdisjoint(options)]
         missing += [n for n in re.findall(r"`([\w./-]+\.(?:py|sh|md))`", document) if f"/{n}\n" not in ends]
         missing += [b for b in re.findall(r"`(b\d\d)`", document) if f"/{b}_" not in ends]
         missing += [n for n in re.findall(r"\]\((?!https?:)([^)#\s]+)", document) if not (path.parent / n).exists()]
@@ -48,6 +53,9 @@ def not_there() -> Iterator[str]:
 
 def complaints() -> list[str]:
     found = list(not_there())
+    page = options_page.PAGE.read_text()
+    if options_page.written(page) != page:
+        found.append("docs/options.md: not what the options are; run python -m tests.options_page")
     for path in tracked("*.py", "*.cpp", "*.cu", "*.h"):
         name, n = str(path.relative_to(ROOT)), len(path.read_text().splitlines())
         if n > LIMIT and name not in ALLOWED:

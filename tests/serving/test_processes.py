@@ -23,7 +23,7 @@ from hydrainfer.builtin import MODEL
 from hydrainfer.cluster import Pulse
 from tests.checkpoints import make_llava
 from tests.cluster.processes import alive
-from tests.server.conftest import image_part, picture
+from tests.server.conftest import image_part, picture, wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
 
@@ -194,11 +194,22 @@ def _calling(lines, then):
         yield line
 
 
+def pids_of_instances(client):
+    """The processes of all instances, once they all run: `/health` says 200 as soon as every stage has one."""
+    cards = []
+
+    def all_run():
+        cards[:] = client.get("/v1/instances").json()["data"]
+        return all(card["state"] == "alive" for card in cards)
+
+    wait_until(all_run, 30)
+    return {card["pid"] for card in cards}
+
+
 def outlives(server, client, which, expected):
     """The server goes on without one part of its Ray, and so does a request, if that takes no longer than its patience.
     Returns how long the server could not serve."""
-    before = {card["pid"] for card in client.get("/v1/instances").json()["data"]}
-    times = []
+    before, times = pids_of_instances(client), []
 
     def end():
         end_daemon(server, which)
@@ -219,7 +230,7 @@ def outlives(server, client, which, expected):
         waiting.join()
     away_s = times[1] - times[0]
     assert text == expected or (text is None and away_s > Pulse().patience_s), f"back after {away_s:.1f} s: {text}"
-    after = {card["pid"] for card in client.get("/v1/instances").json()["data"]}
+    after = pids_of_instances(client)
     assert len(after) == len(before) and not after & before and not alive(before)
     return away_s
 
