@@ -18,7 +18,6 @@ from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import (
     Facts,
-    Front,
     Hub,
     InProcess,
     Keys,
@@ -29,6 +28,7 @@ from hydrainfer.cluster import (
     PixelClient,
     Roster,
     RunFolder,
+    ServerSide,
 )
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, settle
 from hydrainfer.core import ConfigError, CostModel, Lane, LifecycleEvent, OutputSink, PixelSource, Role
@@ -144,7 +144,7 @@ def start_cluster(
     roster = Roster({s.name: s.role for s in specs}, config.balancing)
     try:
         hub = Hub(
-            Front(roster, sink, record, stall_s=config.stall_s, away_s=config.start_timeout_s),
+            ServerSide(roster, sink, record, stall_s=config.stall_s, away_s=config.start_timeout_s),
             Mesh(remote or f"ipc://{folder.path}/hub", keys),
             launcher,
             pixels,

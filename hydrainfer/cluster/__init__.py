@@ -5,7 +5,6 @@ as their `PeerLink`. Knows an engine only by its handle and `step`; never schedu
 """
 
 from hydrainfer.cluster.folder import RunFolder
-from hydrainfer.cluster.front import Front
 from hydrainfer.cluster.hashing import HashRing
 from hydrainfer.cluster.hub import Hub
 from hydrainfer.cluster.instance import Pulse
@@ -15,10 +14,10 @@ from hydrainfer.cluster.node import Node, NodePlan, run_node
 from hydrainfer.cluster.pixels import PixelClient
 from hydrainfer.cluster.restarts import Restarts
 from hydrainfer.cluster.roster import Roster
+from hydrainfer.cluster.server_side import ServerSide
 
 __all__ = [
     "Facts",
-    "Front",
     "HashRing",
     "Hub",
     "InProcess",
@@ -32,5 +31,6 @@ __all__ = [
     "Restarts",
     "Roster",
     "RunFolder",
+    "ServerSide",
     "run_node",
 ]

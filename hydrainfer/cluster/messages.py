@@ -21,7 +21,7 @@ from hydrainfer.core import Cached, ErrorInfo, InstanceStats, LifecycleEvent, Lo
 
 class Peer(msgspec.Struct, frozen=True):
     """One live incarnation of an instance. `suspect`: it was silent for a while, or is about to be restarted. `host`:
-    see `Hello`; "" before the front has announced it."""
+    see `Hello`; "" before the census has announced it."""
 
     name: str
     role: str

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from hydrainfer.cluster.instance import Instance, Pulse
+from hydrainfer.cluster.link import Link
 from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.messages import (
     Close,
@@ -77,7 +78,7 @@ class Wire(Protocol):
 class Node(Instance):
     """An instance with its sockets. `ip`: the address at which peers reach this machine. All methods but `wake` are
     called on one thread, the one that calls `run`. `at_end`: functions to call once the engine is closed. `deserted`:
-    whether it closes because the hub was silent."""
+    whether it closes because the hub was silent. `links`: to the processes of the server, of which there is one."""
 
     def __init__(
         self,
@@ -99,9 +100,10 @@ class Node(Instance):
         self._host = host_identity()
         self._local = clock
         self.clock = HubClock(clock, same=self._host == plan.hub_host)
-        self._heard_s = self._turned_s = clock()
-        self.closing = self.deserted = False
-        self._n_reports = self._n_orders = 0
+        self._turned_s = clock()
+        self.links = {HUB: Link(incarnation, self._turned_s)}
+        self.closing = False
+        self.deserted = False
         self.at_end: list[Callable[[], None]] = []
 
     def record(self, event: LifecycleEvent) -> None:
@@ -114,7 +116,7 @@ class Node(Instance):
     def start(self, engine: Engine, facts: dict[str, str | int | float]) -> None:
         """Send `Hello` to the hub."""
         self.engine = engine
-        self._heard_s = self._turned_s = self._local()  # the hub sends nothing before `Hello`
+        self._turned_s = self.links[HUB].heard_s = self._local()  # the hub sends nothing before `Hello`
         role = self.plan.roles[self.name]
         me = Peer(self.name, role, self.incarnation, self.mesh.address)
         self._tell(Hello(me, self._host, os.getpid(), facts))
@@ -163,10 +165,9 @@ class Node(Instance):
         engine = self.engine
         assert engine is not None
         if not self.deserted:
-            self._n_reports += 1
             lists = tuple(self.outputs), tuple(self._events), tuple(self.moves)
             stats = engine.stats(now) if now >= self.beat_at else None
-            said = now, *lists, engine.load(), stats, self._n_reports, engine.news(), *engine.out_of_reach(now)
+            said = now, *lists, engine.load(), stats, self.links[HUB].number(), engine.news(), *engine.out_of_reach(now)
             self._tell(Report(self.name, self.incarnation, *said))
         self._events.clear()
 
@@ -181,8 +182,8 @@ class Node(Instance):
         which this turn is late does not count: the whole machine may have been paused."""
         now, turned_s = self._local(), self._turned_s
         self._turned_s = now
-        self._heard_s = min(now, self._heard_s + max(0.0, now - turned_s - self._pulse.beat_s))
-        if now - self._heard_s > self._pulse.dead_s and not self.closing:
+        self.links[HUB].excuse(max(0.0, now - turned_s - self._pulse.beat_s), now)
+        if now - self.links[HUB].heard_s > self._pulse.dead_s and not self.closing:
             _log.error("instance %s has not heard of the server for %.0f s and stops", self.name, self._pulse.dead_s)
             self.closing = self.deserted = True  # if the hub still lives, it places our requests elsewhere
 
@@ -197,10 +198,8 @@ class Node(Instance):
         if isinstance(message, Parcel):
             self.hear(message, self.clock())
         elif message.incarnation == self.incarnation:
-            self._heard_s = self._local()
             self.clock.hear(message.hub_s)
-            self._n_orders += 1
-            if message.n and message.n != self._n_orders:
+            if not self.links[HUB].hear(message.n, self._local()):
                 raise InternalError("orders of the hub were lost on their way")
             for order in message.orders:
                 self._obey(order)

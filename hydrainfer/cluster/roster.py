@@ -227,11 +227,6 @@ class Roster:
         sizes = _with_prompt(load.sizes, n_tokens) if load.sizes else ()
         return msgspec.structs.replace(load, n_pictures=n_pictures, n_tokens=load.n_tokens + n_tokens, sizes=sizes)
 
-    def dark(self) -> list[Stage]:
-        """Stages of the layout that no instance runs now."""
-        wanted = [s for s in Stage if any(role.runs(s) for role in self.roles.values())]
-        return [s for s in wanted if not any(self.roles[n].runs(s) for n in self.peers)]
-
 
 def _with_prompt(sizes: tuple[tuple[int, int], ...], n_tokens: int) -> tuple[tuple[int, int], ...]:
     """`Load.sizes` with one more prompt. The groups stay few: thousands of requests may be placed between two

@@ -186,7 +186,7 @@ class Source:
                 effects += [*self._withdraw(o, now), Retry(o.key[0], o.peer, cut=True)]
                 effects += self._reclaim(o) or ()
             elif o.lease_until <= now and o.state is State.RELEASED:
-                self._forget(o)  # the front begins the request again unless the peer has told it that it has it
+                self._forget(o)  # the server begins the request again unless the peer has told it that it has it
             elif o.resend_at <= now and o.state is not State.ADMITTED:
                 if o.state is State.EXPIRED and o.lease_until <= now and (freed := self._reclaim(o)) is not None:
                     effects += freed
@@ -383,7 +383,7 @@ class Target:
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for key, i in list(self._landed.items()) if self._landed else ():
-            if i.lease_until <= now:  # the source is out of reach; if it let go, the front begins the request again
+            if i.lease_until <= now:  # the source is out of reach; if it let go, the server begins the request again
                 effects += self._call_off(key, i)
             elif i.resend_at <= now:
                 i.resend_at = now + self._timing.resend_s

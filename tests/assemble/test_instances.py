@@ -40,7 +40,7 @@ def test_instances_of_one_process_share_its_gpu(checkpoint, monkeypatch):
     class Stop(Exception):
         pass
 
-    def hub(front, mesh, launcher, *rest):
+    def hub(side, mesh, launcher, *rest):
         assert isinstance(launcher, InProcess)
         raise Stop
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec, landing_of
-from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, PixelClient, Pulse, Roster
+from hydrainfer.cluster import Hub, Mesh, NodePlan, PixelClient, Pulse, Roster, ServerSide
 from hydrainfer.config import read_layout
 from hydrainfer.core import CostModel, Role, Stage, owner_of
 from hydrainfer.engine import Engine, Moves, Shifts, Timing
@@ -100,9 +100,9 @@ class Fleet:
         self.faults = Faults(folder)
         self.launcher = Processes(partial(emulated, str(folder), few))
         self.outputs, self.heard = [], threading.Condition()
-        self.front = Front(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
+        self.side = ServerSide(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
         at = f"ipc://{self.sockets}/"
-        self.hub = Hub(self.front, Mesh(f"{at}hub"), self.launcher, picture, f"{at}pixels")
+        self.hub = Hub(self.side, Mesh(f"{at}hub"), self.launcher, picture, f"{at}pixels")
         shared = {
             "roles": {s.name: str(s.role) for s in specs},
             "hub": self.hub.address,
@@ -131,7 +131,7 @@ class Fleet:
         with self.heard:
             ended = self.heard.wait_for(lambda: any(o.finish_reason for o in self.said(request)), timeout_s)
             said = self.said(request)
-        assert ended, (request.id, said[-1:], self.front.n_live, self.hub.instances())
+        assert ended, (request.id, said[-1:], self.side.lives.n_live, self.hub.instances())
         assert [o.finish_reason is not None for o in said] == [False] * (len(said) - 1) + [True], said
         return said[-1].finish_reason, [t for o in said for t in o.token_ids], said[-1].error
 

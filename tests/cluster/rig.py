@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, Pulse, Roster
+from hydrainfer.cluster import Hub, Mesh, NodePlan, Pulse, Roster, ServerSide
 from hydrainfer.config import read_layout
 from hydrainfer.machine import host_identity
 from tests.scheduler.fakes import expected_tokens, make_request
@@ -36,8 +36,8 @@ class Rig:
         at = f"ipc://{folder}/"
         self.outputs, self.heard = [], threading.Condition()
         self.launcher = launcher
-        self.front = Front(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
-        self.hub = Hub(self.front, Mesh(f"{at}hub"), launcher, {}.__getitem__, f"{at}pixels")
+        self.side = ServerSide(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
+        self.hub = Hub(self.side, Mesh(f"{at}hub"), launcher, {}.__getitem__, f"{at}pixels")
         self.hub._host = host
         shared = {"hub": self.hub.address, "pixels": self.hub.pixels_at, "bind": at + "{name}-{incarnation}"}
         shared |= {"roles": roles, "hub_host": host, "pulse": pulse}

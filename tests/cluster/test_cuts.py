@@ -54,7 +54,7 @@ def test_without_a_way_around_a_request_waits_for_the_connection_and_goes_on():
     requests = [make_request(f"r{i}", pictures=[i], max_tokens=5, arrival_s=float(i)) for i in range(4)]
     serve(cluster, requests)
     whole(cluster, requests)
-    assert cluster.front.n_recovered == 0
+    assert cluster.side.lives.n_recovered == 0
     assert n_batches(cluster, "P1") <= 8, "prompts were computed again"
 
 

@@ -109,7 +109,7 @@ def few():
 def fleet(fleets, layout, few):
     fleet = fleets.lend(layout, few)
     yield fleet
-    if fleet.front.n_live or any(i.state != "alive" for i in fleet.infos().values()):
+    if fleet.side.lives.n_live or any(i.state != "alive" for i in fleet.infos().values()):
         fleets.close()
 
 
@@ -138,7 +138,7 @@ def test_a_death_at(row, fault, fleet):
 
 def die_at(row, fault, fleet, n=6):
     fleet.wait_whole()
-    before, n_recovered = fleet.infos(), fleet.front.n_recovered
+    before, n_recovered = fleet.infos(), fleet.side.lives.n_recovered
     fleet.faults.arm(fault)
     requests = ask_some(fleet, f"{row}-{fault.who}-{fault.at}", n)
     if row == "hello":
@@ -149,7 +149,7 @@ def die_at(row, fault, fleet, n=6):
     fleet.wait_whole()
     died = [name for name, info in fleet.infos().items() if info.incarnation != before[name].incarnation]
     assert len(died) == 1 and died[0].startswith(fault.who)
-    print(f"{died[0]} died, {fleet.front.n_recovered - n_recovered} of {len(requests)} recovered")
+    print(f"{died[0]} died, {fleet.side.lives.n_recovered - n_recovered} of {len(requests)} recovered")
 
 
 def test_a_death_after_the_clients_have_gone(fleet):
@@ -177,13 +177,13 @@ DARK = [
 @pytest.mark.parametrize(("layout", "stage"), DARK)
 def test_when_all_of_a_stage_die_who_comes_while_they_are_away_waits_too(layout, stage, fleet):
     fleet.wait_whole()
-    roles = fleet.front.roster.roles
+    roles = fleet.side.lives.roster.roles
     dying = [info for name, info in fleet.infos().items() if roles[name].runs(stage)]
     requests = ask_some(fleet, f"dark {layout} {stage}")
     for info in dying:
         kill(info)
-    fleet.wait(lambda: stage in fleet.front.roster.dark())
-    while stage in fleet.front.roster.dark() and len(requests) < 40:
+    fleet.wait(lambda: stage in fleet.side.census.dark())
+    while stage in fleet.side.census.dark() and len(requests) < 40:
         requests += ask_some(fleet, f"newcomers {layout} {stage}/{len(requests)}", n=2)
         time.sleep(0.01)
     for r in requests:
@@ -208,7 +208,7 @@ def test_a_stage_that_does_not_come_back_is_a_503(tmp_path):
             assert tokens == undisturbed(r)[: len(tokens)]
         print(f"all told after {time.monotonic() - killed_s:.1f} s")
         fleet.wait(lambda: not any(i.stats and leased(i.stats) for i in fleet.infos().values()))
-        assert fleet.front.roster.dark() == [Stage.DECODE]
+        assert fleet.side.census.dark() == [Stage.DECODE]
     finally:
         fleet.close()
 

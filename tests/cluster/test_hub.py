@@ -164,7 +164,7 @@ def test_when_one_engine_breaks_its_requests_go_on_elsewhere(tmp_path):
     with nothing_left(), rig("1E1P2D", tmp_path, world) as r:
         requests = [r.submit(f"r{i}", max_tokens=6) for i in range(10)]
         assert [r.tokens(q) for q in requests] == [expected_tokens(q) for q in requests]
-        assert r.front.n_recovered > 0
+        assert r.side.lives.n_recovered > 0
         got, wanted = r.answer("after", max_tokens=6)
         assert got == wanted
         assert {i.name: i.state for i in r.hub.instances()} == {
@@ -189,7 +189,7 @@ def test_when_the_only_engine_of_a_stage_breaks_requests_end_with_what_was_wrong
             assert (error.status, error.code, "decode" in error.message) == (503, "stage_lost", True), error
             assert tokens(r, q) == expected_tokens(q)[: len(tokens(r, q))]
         assert tokens(r, requests[4]) == expected_tokens(requests[4])
-        assert r.front.roster.dark() == [Stage.DECODE]
+        assert r.side.census.dark() == [Stage.DECODE]
         died = "D0 has died, and nothing starts it again"
         assert r.hub.lost() == f"no instance can decode any more: {died}" and r.info("D0").trouble == died
         r.wait(lambda: not any(leased for _, leased, _ in r.hub.stats().cache_blocks.values()), 5)
@@ -234,7 +234,7 @@ GARBAGE = [
 
 def test_garbage_is_refused_and_nobody_stops(tmp_path):
     with nothing_left(), zmq.Context() as context, rig("1E1P1D", tmp_path, World()) as r:
-        addresses = [r.hub.address, *(m.hello.peer.address for m in r.front.members.values())]
+        addresses = [r.hub.address, *(m.hello.peer.address for m in r.side.census.members.values())]
         with context.socket(zmq.DEALER) as dealer:
             dealer.connect(r.hub.pixels_at)
             for frames in ([b"one"], [b"a", b"b", b"c"], [b"\xff\xfe"], [b"px0" * 1000]):

@@ -160,7 +160,7 @@ def test_who_comes_past_the_encoder_goes_back_to_it_if_the_kv_is_gone(layout, is
     cluster.submit(first)
     cluster.run()
     (name,) = (n for n in cluster.engines if "P" in n)
-    assert cluster.front.roster.found(first, name) >= first.media[-1].end
+    assert cluster.side.lives.roster.found(first, name) >= first.media[-1].end
     for pool in cluster.caches[name].pools.values() if is_gone else ():
         pool.drop(pool.take(pool.n_blocks))
     again = msgspec.structs.replace(first, id="again")
@@ -264,7 +264,7 @@ def test_what_the_front_promises_of_hybrids_is_found(layout, kinds, tree):
     """With room for everything. More may be found: an instance that is alone in its stage is not asked."""
     cluster, promised = Cluster(layout, kv_blocks=2000, embed_blocks=200, more=KINDS[kinds]), {}
     cluster.copy_s = 0.1
-    for roster in (cluster.front.roster, *(node.roster for node in cluster.nodes.values())):
+    for roster in (cluster.side.lives.roster, *(node.roster for node in cluster.nodes.values())):
 
         def choose(request, stage, exclude, roster=roster, asked=roster.choose):
             name = asked(request, stage, exclude)

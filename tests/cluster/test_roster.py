@@ -104,7 +104,7 @@ def test_a_burst_is_spread(balancing):
     cluster = Cluster("3EPD", 64, 32, balancing=balancing)
     for i in range(30):
         cluster.submit(make_request(f"r{i}"))
-    owners = [live.owner[0] for live in cluster.front._live.values()]
+    owners = [live.owner[0] for live in cluster.side.lives._live.values()]
     shares = sorted(owners.count(name) for name in cluster.roles)
     assert sum(shares) == 30 and (shares[0] >= 4 if balancing == "random" else shares == [10, 10, 10])
 
@@ -169,16 +169,13 @@ def test_a_suspect_is_chosen_only_if_there_is_nobody_else():
     suspect(made, "E0", "D2", "D3", "PD4")
     assert made.choose(request, Stage.ENCODE, ()) == "E0"
     assert made.choose(request, Stage.DECODE, ()) == "D3"
-    assert made.dark() == []
 
 
-def test_the_dead_and_the_excluded_are_not_chosen_and_leave_a_stage_dark():
+def test_the_dead_and_the_excluded_are_not_chosen():
     made, request = roster("1E1P2D+1PD"), make_request("x", pictures=[1])
     assert [p.name for p in without(made, "D2")] == ["D2"]
     assert made.choose(request, Stage.DECODE, ["D3", "PD4"]) is None
     without(made, "E0", "P1", "PD4")
-    assert made.dark() == [Stage.ENCODE, Stage.PREFILL]
-    assert roster("1P1D").dark() == []  # it never had an encoder
     assert made.choose(request, Stage.PREFILL, ()) is None and made.choose(request, Stage.ENCODE, ()) is None
     assert made.choose(request, Stage.DECODE, ()) == "D3"
 

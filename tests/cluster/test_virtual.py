@@ -95,18 +95,18 @@ def test_who_has_been_idle_for_long_does_not_count_as_stalled():
         cluster.run(until)
         longest = max(longest, *(e.stats(cluster.now).stalled_s for e in cluster.engines.values()))
     assert longest < 20.0
-    assert len(cluster.front.kills) == 0
+    assert len(cluster.side.census.kills) == 0
 
 
 def test_long_back_pressure_is_no_failure():
     """A D that is full for long: who waits for it neither stalls nor loses patience."""
     cluster = Cluster("1EP1D", kv_blocks=20, embed_blocks=32)
-    cluster.front._stall_s = 30.0
+    cluster.side.census._stall_s = 30.0
     requests = [make_request(f"r{i}", n_text=8, max_tokens=60) for i in range(8)]
     for r in requests:
         cluster.submit(r)
     cluster.run(until=150.0)
-    assert cluster.front.n_live > 2 and not cluster.front.kills
+    assert cluster.side.lives.n_live > 2 and not cluster.side.census.kills
     cluster.crash("D1", restart_s=20.0)
     cluster.run()
     for r in requests:
@@ -118,7 +118,7 @@ def test_long_back_pressure_is_no_failure():
 def test_a_pause_of_the_whole_machine_is_no_silence(at_s):
     """A container is paused, or Ctrl-Z stops a server whose instances are threads."""
     cluster = Cluster("1E1P1D", 64, 32)
-    pulse = cluster.front._pulse = msgspec.structs.replace(PULSE, dead_s=20.0)
+    pulse = cluster.side.census._pulse = msgspec.structs.replace(PULSE, dead_s=20.0)
     for node in cluster.nodes.values():
         node._pulse = pulse
     requests = [make_request(f"r{i}", pictures=[i] * (i % 2), max_tokens=30) for i in range(6)]
@@ -127,7 +127,7 @@ def test_a_pause_of_the_whole_machine_is_no_silence(at_s):
     cluster.run(at_s)
     cluster.now += 1000.0
     cluster.run()
-    assert not cluster.front.kills and not any(node.closing for node in cluster.nodes.values())
+    assert not cluster.side.census.kills and not any(node.closing for node in cluster.nodes.values())
     for r in requests:
         assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
     cluster.check_whole()
@@ -184,7 +184,7 @@ def test_a_dead_stage_is_a_503_and_nothing_hangs():
     cluster.crash("D2")
     cluster.run()
     assert cluster.end("a").error.status == 503 and cluster.now < PULSE.patience_s + 30
-    assert cluster.front.roster.dark() == [Stage.DECODE]
+    assert cluster.side.census.dark() == [Stage.DECODE]
     cluster.crash("P1")
     cluster.run()
     cluster.submit(make_request("b"))
@@ -204,7 +204,7 @@ def test_a_stage_that_comes_back_in_time_serves_who_waited(who):
     cluster.run()
     for r in requests:
         assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
-    assert cluster.front.n_recovered > 0 and len(cluster.devices[who].batches) > 0
+    assert cluster.side.lives.n_recovered > 0 and len(cluster.devices[who].batches) > 0
     cluster.check_whole()
 
 
@@ -233,7 +233,7 @@ def test_every_instance_of_a_stage_may_die_under_load(layout, stage, more):
     cluster.run()
     for r in requests:
         assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
-    assert all(cluster.incarnations[name] == 3 for name in dying) and cluster.front.n_recovered > 0
+    assert all(cluster.incarnations[name] == 3 for name in dying) and cluster.side.lives.n_recovered > 0
     cluster.check_whole()
 
 
@@ -247,7 +247,7 @@ def test_a_stage_that_comes_back_at_the_third_attempt_serves_who_waited():
     cluster.run()
     for r in requests:
         assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
-    assert cluster.front.lost is None and cluster.front.restarts.trouble("P1") == ""
+    assert cluster.side.census.lost is None and cluster.side.census.restarts.trouble("P1") == ""
     cluster.check_whole()
 
 
@@ -259,7 +259,7 @@ def test_a_stage_that_is_lost_ends_who_needs_it_at_once_and_lets_the_others_fini
     failures = [ErrorInfo.of(CheckpointError("/models/x: config.json is missing"))]
     cluster.at(25.0, lambda: cluster.crash("P1", restart_s=4.0, failures=failures), awaited=True)
     cluster.run(until=25.0 + 4.0 + 2 * PULSE.beat_s)
-    assert cluster.front.lost.stage is Stage.PREFILL
+    assert cluster.side.census.lost.stage is Stage.PREFILL
     cluster.run()
     ends = [cluster.end(r.id) for r in requests]
     assert {e.finish_reason for e in ends} == {"length", "error"}
@@ -345,7 +345,7 @@ def random_traffic(
         if cancel_after is not None:
             cluster.at(arrives + cancel_after, lambda r=r: cluster.cancel(r.id), awaited=True)
     cluster.run()
-    assert cluster.quiet, (cluster.front.n_live, {n: e.stats(cluster.now) for n, e in cluster.engines.items()})
+    assert cluster.quiet, (cluster.side.lives.n_live, {n: e.stats(cluster.now) for n, e in cluster.engines.items()})
     for r, cancel_after, deadline_after in requests:
         end, tokens, wanted = cluster.end(r.id), cluster.tokens(r.id), expected_tokens(r)
         if end.finish_reason == "length":

@@ -1,5 +1,6 @@
-"""A cluster on a virtual clock: real engines, nodes, front, roster and codec; fake devices; messages between instances
-that may be late, repeated, out of order or lost; copies that take their time and may fail; instances that crash."""
+"""A cluster on a virtual clock: real engines, nodes, census, lives, roster and codec; fake devices; messages between
+instances that may be late, repeated, out of order or lost; copies that take their time and may fail; instances that
+crash."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from functools import partial
 import msgspec
 
 from hydrainfer.cache import CacheSet, counterpart, landing_of, origin_of
-from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster
-from hydrainfer.cluster.messages import Hello, Orders, decode_to_hub, encode
+from hydrainfer.cluster import Node, NodePlan, Pulse, Roster, ServerSide
+from hydrainfer.cluster.messages import decode_to_hub, encode
 from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
 from hydrainfer.engine import Engine, Moves, Shifts, Timing
 from hydrainfer.machine import host_identity
@@ -179,7 +180,7 @@ class Cluster:
         self.outputs, self.lifecycle, self.forgotten, self.failures = [], [], [], {}
         self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
         roster = Roster(self.roles, balancing, random.Random(seed))
-        self.front = Front(roster, self.outputs.extend, lambda e: self.lifecycle.append((self.now, e)), PULSE)
+        self.side = ServerSide(roster, self.outputs.extend, lambda e: self.lifecycle.append((self.now, e)), PULSE)
         at = {"hub": "hub/0", "pixels": "", "bind": "", "hub_host": host_identity()}
         names = {name: str(role) for name, role in self.roles.items()}
         self.plans = {n: NodePlan(n, names, **at, balancing=balancing, pulse=PULSE) for n in self.roles}
@@ -265,15 +266,15 @@ class Cluster:
 
     def _hub_hears(self, data):
         message = decode_to_hub(data)
-        (self.front.hello if isinstance(message, Hello) else self.front.report)(message, self.now)
+        self.side.hear(message, self.now)
         self.pump()
 
     def pump(self):
-        """Send what the front has to say."""
-        for name, orders in self.front.orders().items():
-            peer = self.front.members[name].hello.peer
-            message = encode(Orders(peer.incarnation, self.now, tuple(orders)))
-            self.post("hub/0", f"{name}/{peer.incarnation}", message)
+        """Send what waits in the links."""
+        for name, link in self.side.links.items():
+            message = link.message(self.now)
+            if message is not None:
+                self.post("hub/0", f"{name}/{link.incarnation}", encode(message))
 
     # ---- cut pairs
 
@@ -305,7 +306,7 @@ class Cluster:
                 del queue[self.rng.randint(0, len(queue)) :]
 
         def notice():
-            self.front.gone(name, incarnation, self.now)
+            self.side.census.gone(name, incarnation, self.now)
             self.pump()
 
         self.at(self.now + notice_s, notice, awaited=True)
@@ -318,7 +319,7 @@ class Cluster:
             self.start(name)
             return
         self.incarnations[name] += 1
-        self.front.failed(name, self.incarnations[name], self.failures[name].pop(0), self.now)
+        self.side.census.failed(name, self.incarnations[name], self.failures[name].pop(0), self.now)
 
     # ---- time
 
@@ -334,11 +335,11 @@ class Cluster:
         heapq.heappush(self.events, (time, self.n_events, run))
 
     def submit(self, request):
-        self.front.submit(request, self.now)
+        self.side.lives.submit(request, self.now)
         self.pump()
 
     def cancel(self, request_id):
-        self.front.cancel([request_id], self.now)
+        self.side.lives.cancel([request_id], self.now)
         self.pump()
 
     def run(self, until=20_000.0):
@@ -352,9 +353,9 @@ class Cluster:
             while self.events and self.events[0][0] <= self.now:
                 heapq.heappop(self.events)[2]()
             if tick_at <= self.now:
-                tick_at = self.front.tick(self.now)
+                tick_at = self.side.tick(self.now)
                 self.pump()
-                for name in self.front.restarts.due(self.now):
+                for name in self.side.census.restarts.due(self.now):
                     self.at(self.now + 2.0, lambda name=name: self.restart(name), awaited=True)
             names = [n for n in self.wires if self.wakes[self.wires[n].address] <= self.now]
             self.rng.shuffle(names)
@@ -366,7 +367,7 @@ class Cluster:
     def quiet(self):
         return not (
             self.n_awaited
-            or self.front.n_live
+            or self.side.lives.n_live
             or any(self.links.values())
             or any(w.inbox for w in self.wires.values())
             or not all(e.idle and e.moves.source.idle for e in self.engines.values())

@@ -129,7 +129,7 @@ class World(RuleBasedStateMachine):
             if node.alive:
                 self.do(node.name, node.source.tick(self.now))
                 self.do(node.name, node.target.tick(self.now))
-        for r, handed_s in self.handed_s.items():  # the front: nobody has said that it arrived
+        for r, handed_s in self.handed_s.items():  # as the server: nobody has said that it arrived
             if self.owner[r] is None and self.now > handed_s + HANDOVER_S:
                 self.recomputed.add(r)
                 self.owner[r] = "gone"

@@ -62,7 +62,7 @@ def test_events_in_order_of_time(lives, seconds):
 @given(st.randoms(use_true_random=False), st.sampled_from([(MOVED, MOVED_S), (RECOVERED, RECOVERED_S)]))
 def test_instances_may_overtake_each_other(rng: random.Random, case):
     lives, seconds = case
-    if lives is RECOVERED:  # the front hears no ARRIVED of a second life
+    if lives is RECOVERED:  # the server hears no ARRIVED of a second life
         lives = {**lives, "P1": lives["P1"][1:]}
     t = tell(interleaved(lives, rng))
     assert t.intervals_s == seconds and t.arrived_s == 0 and t.token_s == sorted(t.token_s)

@@ -52,7 +52,7 @@ def left(instance):
 
 class Clients:
     def __init__(self, url, instance, seed):
-        self.at, self.front, self.rng = urlsplit(url), instance.engine._front, random.Random(seed)
+        self.at, self.side, self.rng = urlsplit(url), instance.engine._side, random.Random(seed)
         self.left_s, self.overstayed, self.seen = {}, set(), set()
 
     async def one(self, i):
@@ -76,7 +76,7 @@ class Clients:
         """Who is worked for longer than may be."""
         while True:
             now = time.monotonic()
-            for live in list(self.front._live.values()):
+            for live in list(self.side.lives._live.values()):
                 i = live.request.max_tokens - FIRST
                 self.seen.add(i)
                 if now - self.left_s.get(i, now) > STOPS_S:

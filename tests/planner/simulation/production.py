@@ -9,8 +9,8 @@ import time
 import msgspec
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster
-from hydrainfer.cluster.messages import Hello, Orders, decode_to_hub, encode
+from hydrainfer.cluster import Node, NodePlan, Pulse, Roster, ServerSide
+from hydrainfer.cluster.messages import decode_to_hub, encode
 from hydrainfer.core import owner_of
 from hydrainfer.engine import Engine, Moves, Shifts
 from hydrainfer.machine import host_identity
@@ -84,7 +84,7 @@ class Production:
         self.batches, self.outputs = [], []
         self.block_bytes = {spec.name: spec.block_bytes for i in instances for spec in (*i.blocks, *i.landing)}
         self.roles = {i.name: i.role for i in instances}
-        self.front = Front(Roster(self.roles), self.hear, self.hear_event)
+        self.side = ServerSide(Roster(self.roles), self.hear, self.hear_event)
         self.tokens_s, self.tokens, self.lifecycle = {}, {}, []
         self.nodes, self.wires, self.caches, self.wakes, self.pullers = {}, {}, {}, {}, []
         local = LocalExports()
@@ -145,19 +145,21 @@ class Production:
             self.wakes[target] = self.now
             return
         message = decode_to_hub(data)
-        (self.front.hello if isinstance(message, Hello) else self.front.report)(message, self.now)
+        self.side.hear(message, self.now)
         self.pump()
 
     def pump(self):
-        for name, orders in self.front.orders().items():
-            self.post(name, encode(Orders(1, self.now, tuple(orders))))
+        for name, link in self.side.links.items():
+            message = link.message(self.now)
+            if message is not None:
+                self.post(name, encode(message))
 
     def at(self, time_s, call):
         self.n_events += 1
         heapq.heappush(self.events, (time_s, self.n_events, call))
 
     def arrive(self, request):
-        self.front.submit(request, self.now)
+        self.side.lives.submit(request, self.now)
         self.pump()
 
     def run(self, requests):
@@ -170,7 +172,7 @@ class Production:
             while self.events and self.events[0][0] <= self.now:
                 heapq.heappop(self.events)[2]()
             if beat_at <= self.now:
-                beat_at = self.front.tick(self.now)
+                beat_at = self.side.tick(self.now)
                 self.pump()
             for name in self.nodes:
                 if self.wakes[name] <= self.now:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hydrainfer.cluster import Front, Pulse, Roster
+from hydrainfer.cluster import Pulse, Roster, ServerSide
 from hydrainfer.cluster.messages import Cancel, Hello, Members, Moved, Peer, Report, Submit
 from hydrainfer.core import (
     ErrorInfo,
@@ -14,6 +14,7 @@ from hydrainfer.core import (
     LifecycleEvent,
     Output,
     Role,
+    Stage,
     Unavailable,
 )
 from tests.scheduler.fakes import make_request
@@ -25,32 +26,32 @@ incarnations = itertools.count(1)
 
 
 class Rig:
-    """A front with what it says and tells."""
+    """A census and lives, with what they say and tell."""
 
     def __init__(self, *names, stall_s=float("inf"), record=None):
         self.told, self.events, self.now, self.incarnation = [], [], 0.0, {}
         roles = {name: Role.parse(name[:-1]) for name in names}
-        self.front = Front(Roster(roles), self.told.extend, record or self.events.append, PULSE, stall_s)
+        self.side = ServerSide(Roster(roles), self.told.extend, record or self.events.append, PULSE, stall_s)
         for name in names:
             self.hello(name)
-        self.front.orders()
+        self.orders()
 
     def hello(self, name):
         self.incarnation[name] = next(incarnations)
         peer = Peer(name, name[:-1], self.incarnation[name], "-")
-        self.front.hello(Hello(peer, "host", 1, {}), self.now)
+        self.side.hear(Hello(peer, "host", 1, {}), self.now)
 
     def who(self, name):
         return name, self.incarnation[name]
 
     def die(self, name):
-        self.front.gone(*self.who(name), self.now)
+        self.side.census.gone(*self.who(name), self.now)
 
     def submit(self, name="r", **kw):
-        self.front.submit(make_request(name, max_tokens=len(ANSWER), **kw), self.now)
+        self.side.lives.submit(make_request(name, max_tokens=len(ANSWER), **kw), self.now)
 
     def says(self, name, *outputs, moved=(), stats=None):
-        self.front.report(Report(*self.who(name), self.now, outputs, moved=moved, stats=stats), self.now)
+        self.side.hear(Report(*self.who(name), self.now, outputs, moved=moved, stats=stats), self.now)
 
     def gives(self, giver, taker, hops, of="r"):
         return Moved(of, *self.who(taker), hops)
@@ -60,13 +61,18 @@ class Rig:
         end = self.now + seconds
         while self.now < end:
             self.now += PULSE.beat_s / 2
-            for name in self.front.members:
+            for name in self.side.census.members:
                 self.says(name)
-            self.front.tick(self.now)
+            self.side.tick(self.now)
+
+    def orders(self):
+        """What has been posted to each instance since the last time."""
+        messages = {name: link.message(self.now) for name, link in self.side.links.items()}
+        return {name: message.orders for name, message in messages.items() if message is not None}
 
     def submitted(self):
         """(instance, name of the life, tokens told before) of each `Submit` since the last time."""
-        orders = [(name, o) for name, given in self.front.orders().items() for o in given]
+        orders = [(name, o) for name, told in self.orders().items() for o in told]
         self.cancelled = {n for _, o in orders if isinstance(o, Cancel) for n in o.request_ids}
         return [(name, o.request.id, list(o.produced)) for name, o in orders if isinstance(o, Submit)]
 
@@ -84,6 +90,15 @@ def out(start, *tokens, life="r", finish=None):
     return Output(life, tokens, finish_reason=finish, start=start)
 
 
+def test_a_stage_of_the_layout_that_no_instance_runs_is_dark():
+    rig = Rig("E0", "P0", "D0")
+    assert rig.side.census.dark() == []
+    rig.die("E0")
+    rig.die("P0")
+    assert rig.side.census.dark() == [Stage.ENCODE, Stage.PREFILL]
+    assert Rig("P0", "D0").side.census.dark() == []  # it never had an encoder
+
+
 def test_one_whose_instance_dies_goes_on_from_what_was_told():
     rig = Rig("EPD0", "EPD1")
     rig.submit()
@@ -95,7 +110,7 @@ def test_one_whose_instance_dies_goes_on_from_what_was_told():
     assert second != first and (life, produced) == ("r~1", [7, 8]) and rig.cancelled == {"r"}
     rig.says(second, out(2, 9, life="r~1"), out(3, 10, life="r~1", finish="length"))
     assert rig.tokens() == ANSWER and rig.end().finish_reason == "length"
-    assert rig.front.n_live == 0 and rig.front.n_recovered == 1
+    assert rig.side.lives.n_live == 0 and rig.side.lives.n_recovered == 1
     assert [e.kind for e in rig.events].count(EventKind.RECOVERED) == 1
     assert [e.kind for e in rig.events].count(EventKind.TOKEN) == 4
 
@@ -106,9 +121,9 @@ def test_what_a_dead_one_or_an_old_life_says_is_not_heard():
     ((first, *_),) = rig.submitted()
     dead = rig.who(first)
     rig.die(first)
-    rig.front.report(Report(*dead, 1.0, (out(0, 66),), moved=(Moved("r~1", *dead, 9),)), 1.0)
+    rig.side.hear(Report(*dead, 1.0, (out(0, 66),), moved=(Moved("r~1", *dead, 9),)), 1.0)
     rig.hello(first)
-    rig.front.report(Report(*dead, 1.0, (out(0, 66),)), 1.0)
+    rig.side.hear(Report(*dead, 1.0, (out(0, 66),)), 1.0)
     ((second, *_),) = rig.submitted()
     rig.says(second, out(0, 66), out(0, 66, life="r", finish="length"))  # of the old life
     rig.says(first, out(0, 7, life="r~1"))  # whoever says it: the life is the right one
@@ -117,10 +132,10 @@ def test_what_a_dead_one_or_an_old_life_says_is_not_heard():
 
 def test_a_hello_that_comes_after_its_death_is_known_is_not_heard():
     rig = Rig("EPD0")
-    hello = rig.front.members["EPD0"].hello
+    hello = rig.side.census.members["EPD0"].hello
     rig.die("EPD0")
-    rig.front.hello(hello, 0.0)
-    assert not rig.front.members
+    rig.side.hear(hello, 0.0)
+    assert not rig.side.census.members
 
 
 def test_a_new_incarnation_means_that_the_old_one_is_dead():
@@ -128,10 +143,10 @@ def test_a_new_incarnation_means_that_the_old_one_is_dead():
     rig.submit()
     rig.submitted()
     rig.hello("EPD0")
-    rig.front.tick(0.0)
+    rig.side.tick(0.0)
     assert rig.submitted() == [("EPD0", "r~1", [])]
-    rig.front.gone("EPD0", rig.incarnation["EPD0"] - 1, 0.0)  # known already
-    assert rig.submitted() == [] and "EPD0" in rig.front.members
+    rig.side.census.gone("EPD0", rig.incarnation["EPD0"] - 1, 0.0)  # known already
+    assert rig.submitted() == [] and "EPD0" in rig.side.census.members
 
 
 @pytest.mark.parametrize("order", itertools.permutations(range(4)))
@@ -151,7 +166,7 @@ def test_reports_of_moves_come_in_any_order(order):
         rig.says(name, moved=(moved,))
     for name in ("E0", "P0", "D1"):
         rig.die(name)
-    assert rig.submitted() == [] and rig.front.n_recovered == 0
+    assert rig.submitted() == [] and rig.side.lives.n_recovered == 0
     rig.hello("E0")
     rig.die("D0")
     assert rig.submitted() == [("E0", "r~1", [])]
@@ -210,7 +225,7 @@ def test_a_missing_token_is_made_again():
     assert rig.submitted() == [("P0", "r~1", [])] and rig.cancelled == {"r"}
     rig.says("P0", out(0, 7, life="r~1"), out(1, 8, life="r~1"))
     rig.wait(PULSE.gap_s + 2.0)
-    assert rig.tokens() == [7, 8] and rig.front.n_recovered == 1
+    assert rig.tokens() == [7, 8] and rig.side.lives.n_recovered == 1
 
 
 def test_the_wait_for_a_missing_token_begins_anew_with_each_gap():
@@ -223,19 +238,19 @@ def test_the_wait_for_a_missing_token_begins_anew_with_each_gap():
     rig.says("EPD0", out(3, 10, finish="length"))
     rig.wait(PULSE.gap_s - 1.0)
     rig.says("EPD0", out(2, 9))
-    assert rig.tokens() == ANSWER and rig.front.n_recovered == 0
+    assert rig.tokens() == ANSWER and rig.side.lives.n_recovered == 0
 
 
 def test_one_that_is_cancelled_and_then_lost_ends_without_another_life():
     rig = Rig("EPD0", "EPD1")
     rig.submit()
     ((first, *_),) = rig.submitted()
-    rig.front.cancel(["r"], rig.now)
+    rig.side.lives.cancel(["r"], rig.now)
     assert rig.end() is None, "the instance's own word is waited for"
     assert rig.submitted() == [] and rig.cancelled == {"r"}
     rig.die(first)
     assert rig.end().finish_reason == "abort" and rig.submitted() == []
-    assert rig.front.n_recovered == 0
+    assert rig.side.lives.n_recovered == 0
 
 
 def test_a_cancel_names_the_life():
@@ -244,7 +259,7 @@ def test_a_cancel_names_the_life():
     ((first, *_),) = rig.submitted()
     rig.die(first)
     ((second, *_),) = rig.submitted()
-    rig.front.cancel(["r"], rig.now)
+    rig.side.lives.cancel(["r"], rig.now)
     assert rig.submitted() == [] and rig.cancelled == {"r~1"}
     rig.says(second, Output("r~1", finish_reason="abort"))
     assert rig.end().finish_reason == "abort"
@@ -261,7 +276,7 @@ def test_what_kills_four_instances_in_a_row_is_a_500(heard):
         lives.append(life)
         if heard:
             queued = LifecycleEvent(life, EventKind.QUEUED, rig.now, "prefill")
-            rig.front.report(Report(*rig.who(name), rig.now, events=(queued,)), rig.now)
+            rig.side.hear(Report(*rig.who(name), rig.now, events=(queued,)), rig.now)
         rig.die(name)
         rig.hello(name)
     assert lives == ["r", *(f"r~{i}" for i in range(1, 4 if heard else 32))]
@@ -270,7 +285,7 @@ def test_what_kills_four_instances_in_a_row_is_a_500(heard):
 
 def test_a_long_answer_outlives_any_number_of_deaths():
     rig = Rig("EPD0", "EPD1")
-    rig.front.submit(make_request("r", max_tokens=1000), 0.0)
+    rig.side.lives.submit(make_request("r", max_tokens=1000), 0.0)
     told = 0
     for _ in range(9):
         ((name, life, produced),) = rig.submitted()
@@ -285,11 +300,11 @@ def test_a_long_answer_outlives_any_number_of_deaths():
 def test_who_lost_a_report_on_its_way_is_of_no_use_any_more():
     rig = Rig("EPD0")
     for n in (1, 2):
-        rig.front.report(Report(*rig.who("EPD0"), 0.0, n=n), 0.0)
-    assert rig.front.kills == []
+        rig.side.hear(Report(*rig.who("EPD0"), 0.0, n=n), 0.0)
+    assert rig.side.census.kills == []
     rig.submit()
-    rig.front.report(Report(*rig.who("EPD0"), 0.0, (out(0, 5),), n=4), 0.0)
-    assert rig.front.kills == [rig.who("EPD0")] and rig.tokens() == []
+    rig.side.hear(Report(*rig.who("EPD0"), 0.0, (out(0, 5),), n=4), 0.0)
+    assert rig.side.census.kills == [rig.who("EPD0")] and rig.tokens() == []
 
 
 def test_an_instance_that_has_it_may_be_late_with_its_504_but_not_for_ever():
@@ -315,14 +330,14 @@ def test_an_error_of_the_instance_is_the_requests_end():
     rig.submit()
     error = ErrorInfo.of(InternalError("the step failed"))
     rig.says("EPD0", out(2, 9), Output("r", finish_reason="error", error=error))
-    assert rig.end().error == error and rig.front.n_live == 0
+    assert rig.end().error == error and rig.side.lives.n_live == 0
 
 
 def test_the_end_of_the_server_ends_everybody_once():
     rig = Rig("EPD0")
     rig.submit("a")
     rig.submit("b")
-    rig.front.end_all(Unavailable("the server is shutting down"), 0.0)
+    rig.side.lives.end_all(Unavailable("the server is shutting down"), 0.0)
     rig.says("EPD0", out(0, 7, life="a", finish="length"))
     rig.die("EPD0")
     assert [(o.request_id, o.error.status) for o in rig.told] == [("a", 503), ("b", 503)]
@@ -335,47 +350,47 @@ def test_silence_makes_a_suspect_and_then_a_kill_but_no_death():
         while rig.now < until:
             rig.now += PULSE.beat_s
             rig.says("EPD1" if who == "EPD0" else "EPD0")
-            rig.front.tick(rig.now)
+            rig.side.tick(rig.now)
 
     rig.submit()
     ((first, *_),) = rig.submitted()
     silent(PULSE.suspect_s + 1.0, first)
-    members = [o for o in rig.front.orders()["EPD1"] if isinstance(o, Members)]
+    members = [o for o in rig.orders()["EPD1"] if isinstance(o, Members)]
     assert {p.name: p.suspect for p in members[-1].peers} == {"EPD0": first == "EPD0", "EPD1": first == "EPD1"}
     rig.submit("other")
     ((second, *_),) = rig.submitted()
-    assert second != first and rig.front.kills == []
+    assert second != first and rig.side.census.kills == []
     silent(PULSE.dead_s + 1.5, first)
-    assert set(rig.front.kills) == {rig.who(first)} and rig.submitted() == [], "it may still write"
+    assert set(rig.side.census.kills) == {rig.who(first)} and rig.submitted() == [], "it may still write"
     rig.says(first, out(0, 7))
     assert rig.tokens() == [7]
-    rig.front.tick(rig.now + PULSE.beat_s)
-    assert not rig.front.members[first].hello.peer.suspect
+    rig.side.tick(rig.now + PULSE.beat_s)
+    assert not rig.side.census.members[first].hello.peer.suspect
 
 
 def test_silence_while_the_server_itself_was_stopped_does_not_count():
     rig = Rig("EPD0", "EPD1")
     rig.wait(3 * PULSE.beat_s)
     rig.now += 2 * PULSE.dead_s
-    rig.front.tick(rig.now)
+    rig.side.tick(rig.now)
     rig.says("EPD0")
-    assert rig.front.kills == [] and not any(m.hello.peer.suspect for m in rig.front.members.values())
+    assert rig.side.census.kills == [] and not any(m.hello.peer.suspect for m in rig.side.census.members.values())
     for _ in range(int(PULSE.dead_s / PULSE.beat_s) + 2):
         rig.now += PULSE.beat_s
         rig.says("EPD0")
-        rig.front.tick(rig.now)
-    assert rig.front.kills == [rig.who("EPD1")], "it goes on being silent"
+        rig.side.tick(rig.now)
+    assert rig.side.census.kills == [rig.who("EPD1")], "it goes on being silent"
 
 
 def test_a_batch_that_does_not_end_is_a_kill():
     rig = Rig("EPD0", stall_s=30.0)
     stats = InstanceStats("EPD", 0, 1, 0, 0, 1, {}, 0, 0, 0, 0, stalled_s=99.0, hung_s=29.0)
     rig.says("EPD0", stats=stats)
-    rig.front.tick(1.0)
-    assert rig.front.kills == []
+    rig.side.tick(1.0)
+    assert rig.side.census.kills == []
     rig.says("EPD0", stats=InstanceStats("EPD", 0, 1, 0, 0, 1, {}, 0, 0, 0, 0, stalled_s=31.0, hung_s=31.0))
-    rig.front.tick(3.0)
-    assert rig.front.kills == [rig.who("EPD0")]
+    rig.side.tick(3.0)
+    assert rig.side.census.kills == [rig.who("EPD0")]
 
 
 def test_who_only_counts_does_not_stop_who_serves(caplog):
@@ -392,7 +407,7 @@ def test_members_are_told_on_which_machine_each_one_is():
     """Whoever offers blocks to a peer must know whether it can map this machine's memory."""
     rig = Rig("P0", "D0")
     rig.hello("D0")
-    (members,) = [o for o in rig.front.orders()["P0"] if isinstance(o, Members)][-1:]
+    (members,) = [o for o in rig.orders()["P0"] if isinstance(o, Members)][-1:]
     assert {p.host for p in members.peers} == {"host"}
 
 

@@ -5,7 +5,7 @@
                         └─> the next life: a new name at the instances, prompt + tokens sent so far, placed again
 
 The name of a life is unique, so messages that are left of an earlier life cannot be taken for those of a later one. A
-client never gets a token twice. Pure: no sockets, no clock. Messages to instances are collected from `orders`; outputs
+client never gets a token twice. Pure: no sockets, no clock. Messages to instances are posted to their links; outputs
 for clients go to `sink`.
 """
 
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 
 from hydrainfer.cluster.instance import Pulse
-from hydrainfer.cluster.live import Incarnation, LiveRequest, Member, has_work, needs
-from hydrainfer.cluster.messages import Beat, Cancel, Hello, HubOrder, Learned, Members, Moved, Peer, Report, Submit
-from hydrainfer.cluster.restarts import Lost, Restarts
-from hydrainfer.cluster.rolling import Rolling
+from hydrainfer.cluster.link import Links
+from hydrainfer.cluster.messages import Beat, Cancel, Learned, Moved, Peer, Report, Submit
+from hydrainfer.cluster.rolling import Incarnation
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import (
     Cached,
@@ -44,44 +44,66 @@ _MAX_DETOURS = 2  # ways around cut pairs in a row, then a request stays where i
 _CLEARED = 16  # tokens after which a request is not suspected of having killed the last instance
 
 
-class Front:
-    """The live requests and instances. `record` gets the lifecycle events of all instances, with the requests' own ids.
-    `stall_s`: an instance whose step has hung for longer is killed. `away_s`: the `timeout_s` of `Restarts`."""
+@dataclass(slots=True)
+class LiveRequest:
+    """A request that has not ended. `name`: the name of its present life. `owner`: the instance that has it; None while
+    no instance can take it. `giver`: the instance that handed it to `owner` at `given_s`, until `owner` has confirmed
+    that it arrived. `heard`: whether `owner` has reported it. `hops`: its moves in this life."""
+
+    request: Request
+    name: str
+    n_lives: int = 1
+    n_deaths: float = 0.0  # weighted deaths of its instances in a row, without progress between them
+    n_detours: int = 0  # the same of lives begun because of cut pairs
+    n_before: int = 0  # tokens it had when its present life began
+    produced: list[int] = field(default_factory=list)
+    owner: Incarnation | None = None
+    giver: Incarnation | None = None
+    given_s: float = 0.0
+    heard: bool = False
+    hops: int = 0
+    early: list[Output] = field(default_factory=list)  # outputs that came before one that precedes them
+    since: float = 0.0  # when it lost its owner, or when the first `early` came
+    cancelled: bool = False
+
+    def needs(self, stage: Stage) -> bool:
+        """Whether the request cannot finish unless some instance runs `stage`. A request that is at an instance without
+        that stage is past encode; once it has produced a token, it is past prefill."""
+        if stage not in self.request.plan():
+            return False
+        return self.owner is None or stage is Stage.DECODE or (stage is Stage.PREFILL and not self.produced)
+
+
+class Lives:
+    """The live requests. `links`: those to the instances that run. `record` gets the lifecycle events of all instances,
+    with the requests' own ids. `n_recovered`: lives that began because an earlier one was lost."""
 
     def __init__(
         self,
         roster: Roster,
+        links: Links,
         sink: OutputSink,
-        record: Callable[[LifecycleEvent], None] = lambda _: None,
-        pulse: Pulse | None = None,
-        stall_s: float = float("inf"),
-        away_s: float = float("inf"),
+        record: Callable[[LifecycleEvent], None],
+        pulse: Pulse,
     ) -> None:
         self.roster = roster
-        self.members: dict[str, Member] = {}
-        self.kills: list[Incarnation] = []  # the instances that the hub is to kill
-        self.restarts = Restarts(roster.roles, away_s)
-        self.rolling = Rolling()
-        self.lost: Lost | None = None  # the first stage that was lost for good
         self.n_recovered = 0
+        self._links = links
         self._sink = sink
         self._record = record
-        self._pulse = pulse or Pulse()
-        self._stall_s = stall_s
+        self._pulse = pulse
         self._live: dict[str, LiveRequest] = {}  # by the request's id
         self._lives: dict[str, LiveRequest] = {}  # by the name of its present life
-        self._buried: set[Incarnation] = set()
-        self._orders: dict[str, list[HubOrder]] = {}
+        self._lost: Stage | None = None
         self._out: list[Output] = []
-        self._beat_at = 0.0
 
     # ---- clients
 
     def submit(self, request: Request, now: float) -> None:
         """Place a new request. If no instance runs its first stage now, the request waits for one, like a request whose
         instance has died. Raises `Unavailable` if a stage is lost for good."""
-        if self.lost is not None:
-            raise _lost_error(self.lost.stage)
+        if self._lost is not None:
+            raise _lost_error(self._lost)
         live = LiveRequest(request, request.id)
         self._place(live, now)
         self._live[request.id] = self._lives[request.id] = live
@@ -105,65 +127,34 @@ class Front:
 
     # ---- instances
 
-    def hello(self, hello: Hello, now: float) -> None:
-        """Note that an instance runs. An earlier incarnation of it is dead."""
-        if (hello.peer.name, hello.peer.incarnation) in self._buried:
-            return  # its death was reported before its `Hello` arrived
-        known = self.members.get(hello.peer.name)
-        if known is not None and known.hello.peer.incarnation != hello.peer.incarnation:
-            self.gone(hello.peer.name, known.hello.peer.incarnation, now)
-        peer = msgspec.structs.replace(hello.peer, host=hello.host)
-        self.members[hello.peer.name] = Member(msgspec.structs.replace(hello, peer=peer), now)
-        self.restarts.back(hello.peer.name)
-        self._announce()
-        for name, cached in self.roster.learned():
-            self._spread(name, cached, [hello.peer.name])
-        self._beat_at = now  # requests may wait for this instance
-
-    def failed(self, name: str, incarnation: int, error: ErrorInfo, now: float) -> None:
-        """Note that an incarnation ends because of `error`. If it never ran, this was a failed attempt to start the
-        instance."""
-        if name not in self.members and (name, incarnation) not in self._buried:
-            self.restarts.failed(name, error, now)
-
-    def gone(self, name: str, incarnation: int, now: float, for_good: bool = False) -> None:
-        """Note that the process of an incarnation is dead, and place its requests elsewhere. `for_good`: nothing starts
-        it again."""
-        self._buried.add((name, incarnation))
-        member = self.members.get(name)
-        if member is None or member.hello.peer.incarnation != incarnation:
-            return
-        del self.members[name]
-        self.restarts.gone(name, now, for_good)
-        self._orders.pop(name, None)
-        self._announce()
-        dead = (name, incarnation)
-        for live in list(self._live.values()):
-            if dead in (live.owner, live.giver):
-                self._lose(live, now, by_death=dead != self.rolling.ended)
+    def meet(self, peers: tuple[Peer, ...], restarted: Incarnation | None, now: float) -> None:
+        """Note who lives now, and place the requests of the dead elsewhere. `restarted`: an incarnation that was ended
+        on purpose."""
+        before = {(peer.name, peer.incarnation) for peer in self.roster.peers.values()}
+        dead = {(peer.name, peer.incarnation) for peer in self.roster.update(peers)}
+        new = [peer.name for peer in peers if (peer.name, peer.incarnation) not in before]
+        for name, cached in self.roster.learned() if new else ():
+            self._spread(name, cached, new)
+        for live in list(self._live.values()) if dead else ():
+            ended = dead & {live.owner, live.giver}
+            if ended:
+                self._lose(live, now, by_death=restarted not in ended)
         self._flush()
 
     def report(self, report: Report, now: float) -> None:
-        member = self.members.get(report.name)
-        if member is None or member.hello.peer.incarnation != report.incarnation:
-            return
-        member.n_reports += 1
-        if report.n and report.n != member.n_reports:
-            self._kill(report.name, member)
-            return
-        member.heard_s = now
-        member.stats = report.stats or member.stats
+        """Follow what an instance has done, and pass its outputs on."""
         self.roster.loads[report.name] = report.load
         if report.cached is not None:
             self.roster.learn(report.name, report.cached)
-            self._spread(report.name, report.cached, self.members)
+            self._spread(report.name, report.cached, self._links)
         self._reroute(report, now)
+        reporter = (report.name, report.incarnation)
         for moved in report.moved:
-            self._follow((report.name, report.incarnation), moved, now)
+            self._follow(reporter, moved, now)
         for event in report.events:
             live = self._lives.get(event.request_id)
             if live is not None:
-                live.heard |= live.owner == (report.name, report.incarnation)
+                live.heard |= live.owner == reporter
             if live is not None and event.kind is not EventKind.ARRIVED:  # `submit` has recorded ARRIVED
                 self._note(event._replace(request_id=live.request.id))
         for output in report.outputs:
@@ -174,40 +165,24 @@ class Front:
 
     # ---- time
 
-    def tick(self, now: float) -> float:
-        """Check deadlines, silent instances and requests without an instance. Returns the time of the next call."""
-        pulse = self._pulse
-        if now >= self._beat_at:
-            self._excuse(max(0.0, now - self._beat_at - pulse.beat_s), now)
-            self._beat_at = now + pulse.beat_s
-            self._roll(now)
-            self._check_members(now)
-            self._check_stages(now)
-            self._tell_all(Beat(dict(self.roster.loads), dict(self.roster.cuts)))
-            for live in list(self._live.values()):
-                self._check(live, now)
-            self._flush()
-        return self._beat_at
-
-    def orders(self) -> dict[str, list[HubOrder]]:
-        """The orders to send, by instance; each is returned once."""
-        orders, self._orders = self._orders, {}
-        return orders
+    def beat(self, lost: Stage | None, now: float) -> None:
+        """Tell the instances about each other's loads, and check deadlines and requests without an instance. `lost`: a
+        stage that no instance will run again; requests that need it end."""
+        self._lost = lost
+        if lost is not None:
+            for live in [live for live in self._live.values() if live.needs(lost)]:
+                self._revoke([live.name])
+                self._end(live, now, "error", _lost_error(lost))
+        self._post_loads()
+        for live in list(self._live.values()):
+            self._check(live, now)
+        self._flush()
 
     @property
     def n_live(self) -> int:
         return len(self._live)
 
-    # ---- inside: requests
-
-    def _check_stages(self, now: float) -> None:
-        """End the requests that need a stage that is lost for good."""
-        if self.lost is None:
-            self.lost = self.restarts.lost(self.roster.dark(), now)
-        if self.lost is not None:
-            for live in [live for live in self._live.values() if needs(live, self.lost.stage)]:
-                self._revoke([live.name])
-                self._end(live, now, "error", _lost_error(self.lost.stage))
+    # ---- inside
 
     def _place(self, live: LiveRequest, now: float) -> bool:
         name = self.roster.choose(live.request, live.request.plan()[0], ())
@@ -216,7 +191,7 @@ class Front:
             return False
         live.owner, live.heard = (name, self.roster.peers[name].incarnation), False
         request = msgspec.structs.replace(live.request, id=live.name)
-        self._orders.setdefault(name, []).append(Submit(request, tuple(live.produced)))
+        self._links[name].post(Submit(request, tuple(live.produced)))
         return True
 
     def _lose(self, live: LiveRequest, now: float, by_death: bool = True) -> None:
@@ -250,7 +225,7 @@ class Front:
         roster = self.roster
         if report.cut != roster.cuts.get(report.name, ()):
             roster.cuts[report.name] = report.cut
-            self._tell_all(Beat(dict(roster.loads), dict(roster.cuts)))
+            self._post_loads()
         for name in report.stuck:
             live = self._lives.get(name)
             if live is None or live.owner != (report.name, report.incarnation) or live.n_detours == _MAX_DETOURS:
@@ -346,8 +321,8 @@ class Front:
     def _revoke(self, names: list[str]) -> None:
         """Cancel these lives at every instance. Instances remember the names, so a request that is on its way ends
         where it arrives."""
-        if names:
-            self._tell_all(Cancel(tuple(names)))
+        for link in self._links.values() if names else ():
+            link.post(Cancel(tuple(names)))
 
     def _note(self, event: LifecycleEvent) -> None:
         try:
@@ -360,52 +335,16 @@ class Front:
             self._sink(self._out)
             self._out = []
 
-    # ---- inside: instances
-
-    def _excuse(self, late_s: float, now: float) -> None:
-        """Do not count `late_s`, by which a beat is late, as silence: the whole machine may have been paused."""
-        for member in self.members.values():
-            member.heard_s = min(now, member.heard_s + late_s)
-
-    def _check_members(self, now: float) -> None:
-        for name, member in self.members.items():
-            peer, silent_s = member.hello.peer, now - member.heard_s
-            hung_s = member.stats.hung_s if member.stats is not None else 0.0
-            if silent_s > self._pulse.dead_s or hung_s > self._stall_s:
-                self._kill(name, member)
-            suspect = silent_s > self._pulse.suspect_s or name == self.rolling.resting
-            if suspect != peer.suspect:
-                member.hello = msgspec.structs.replace(
-                    member.hello, peer=msgspec.structs.replace(peer, suspect=suspect)
-                )
-                self._announce()
-
-    def _roll(self, now: float) -> None:
-        there = {name: member.hello.peer.incarnation for name, member in self.members.items()}
-        idle = {name: member.stats is not None and not has_work(member.stats) for name, member in self.members.items()}
-        ended = self.rolling.turn(now, there, idle)
-        if ended is not None:
-            self._kill(ended[0], self.members[ended[0]])
-
-    def _kill(self, name: str, member: Member) -> None:
-        if not member.killed:
-            member.killed = True
-            self.kills.append((name, member.hello.peer.incarnation))
-
-    def _announce(self) -> None:
-        peers: tuple[Peer, ...] = tuple(m.hello.peer for m in self.members.values())
-        self.roster.update(peers)
-        self._tell_all(Members(peers))
-
     def _spread(self, name: str, cached: Cached, among: Iterable[str]) -> None:
         """Tell the instances that hand requests to `name` which prefixes it has gained and lost."""
         for other in among:
             if self.roster.hands_to(other, name):
-                self._orders.setdefault(other, []).append(Learned(name, cached))
+                self._links[other].post(Learned(name, cached))
 
-    def _tell_all(self, order: HubOrder) -> None:
-        for name in self.members:
-            self._orders.setdefault(name, []).append(order)
+    def _post_loads(self) -> None:
+        beat = Beat(dict(self.roster.loads), dict(self.roster.cuts))
+        for link in self._links.values():
+            link.post(beat)
 
 
 def _lost_error(stage: Stage) -> Unavailable:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from hydrainfer.core import CheckpointError, ErrorInfo, Unavailable
-from tests.cluster.test_front import PULSE, Rig, incarnations, out
+from tests.cluster.test_lives import PULSE, Rig, incarnations, out
 
 pytestmark = pytest.mark.unit
 DAMAGED = ErrorInfo.of(CheckpointError("/models/x: config.json is missing"))
@@ -19,10 +19,10 @@ def test_a_newcomer_waits_for_an_instance_to_come_back(stage):
     rig.wait(PULSE.patience_s - 2.0)
     assert rig.submitted() == [] and rig.told == []
     rig.hello(f"{stage}0")
-    rig.front.tick(rig.now)
+    rig.side.tick(rig.now)
     assert rig.submitted() == [(f"{stage}0", "r", [])], "its first life: it has lost nothing"
     rig.wait(3 * PULSE.patience_s)
-    assert rig.end() is None and rig.front.n_recovered == 0
+    assert rig.end() is None and rig.side.lives.n_recovered == 0
 
 
 def test_newcomers_go_in_the_order_in_which_they_came():
@@ -32,7 +32,7 @@ def test_newcomers_go_in_the_order_in_which_they_came():
         rig.submit(name)
         rig.wait(1.0)
     rig.hello("EPD0")
-    rig.front.tick(rig.now)
+    rig.side.tick(rig.now)
     rig.submit("d")
     assert [name for _, name, _ in rig.submitted()] == ["a", "b", "c", "d"]
 
@@ -44,7 +44,7 @@ def test_a_newcomer_whose_patience_ends_is_a_503():
     rig.wait(PULSE.patience_s + 2.0)
     error = rig.end().error
     assert (error.status, error.retry_after_s) == (503, 5.0) and "prefill" in error.message
-    assert rig.front.n_live == 0
+    assert rig.side.lives.n_live == 0
 
 
 def test_an_orphan_waits_for_an_instance_to_come_back():
@@ -67,7 +67,7 @@ def test_an_orphan_whose_patience_ends_is_a_503():
     rig.die("P0")
     rig.wait(PULSE.patience_s + 2.0)
     assert (rig.end().error.status, rig.end().error.retry_after_s) == (503, 5.0)
-    assert rig.front.n_live == 0
+    assert rig.side.lives.n_live == 0
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_a_lost_stage_ends_who_needs_it_and_nobody_else(lost, goes_on):
     rig.says("D0", out(0, 7, life="decodes"))
     rig.die(lost)
     rig.wait(PULSE.beat_s)
-    rig.front.failed(lost, next(incarnations), DAMAGED, rig.now)
+    rig.side.census.failed(lost, next(incarnations), DAMAGED, rig.now)
     rig.wait(PULSE.beat_s)
-    assert rig.front.lost.stage.value[0].upper() == lost[0] and DAMAGED.message in rig.front.lost.why
+    assert rig.side.census.lost.stage.value[0].upper() == lost[0] and DAMAGED.message in rig.side.census.lost.why
     for name in ("waits for E", "waits for P", "prefills", "decodes"):
         end = rig.end(name)
         assert (end is None) == (name in goes_on), name
         if end is not None:
             assert (end.error.status, end.error.code, end.error.retry_after_s) == (503, "stage_lost", None)
-            assert rig.front.lost.stage.value in end.error.message and "/models" not in end.error.message
+            assert rig.side.census.lost.stage.value in end.error.message and "/models" not in end.error.message
     rig.submitted()
     assert {name for name in rig.cancelled if "~" not in name} >= {"waits for E"} - set(goes_on)
     with pytest.raises(Unavailable, match="none can be started again"):
@@ -105,20 +105,20 @@ def test_a_lost_stage_ends_who_needs_it_and_nobody_else(lost, goes_on):
 
 def test_what_an_instance_says_when_it_dies_is_no_failed_start():
     rig = Rig("P0", "D0")
-    rig.front.failed(*rig.who("P0"), DAMAGED, rig.now)
+    rig.side.census.failed(*rig.who("P0"), DAMAGED, rig.now)
     rig.die("P0")
-    rig.front.failed(*rig.who("P0"), DAMAGED, rig.now)
+    rig.side.census.failed(*rig.who("P0"), DAMAGED, rig.now)
     rig.wait(2.0)
-    assert rig.front.lost is None and rig.front.restarts.trouble("P0") == ""
-    rig.front.failed("P0", rig.incarnation["P0"] + 1, DAMAGED, rig.now)
-    assert DAMAGED.message in rig.front.restarts.trouble("P0")
+    assert rig.side.census.lost is None and rig.side.census.restarts.trouble("P0") == ""
+    rig.side.census.failed("P0", rig.incarnation["P0"] + 1, DAMAGED, rig.now)
+    assert DAMAGED.message in rig.side.census.restarts.trouble("P0")
 
 
 def test_an_orphan_that_is_cancelled_ends_at_once_and_for_good():
     rig = Rig("P0", "D0")
     rig.submit()
     rig.die("P0")
-    rig.front.cancel(["r", "unknown"], rig.now)
+    rig.side.lives.cancel(["r", "unknown"], rig.now)
     assert rig.end().finish_reason == "abort"
     rig.hello("P0")
     rig.wait(5.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hydrainfer.cluster.front import Front
+from hydrainfer.cluster import ServerSide
 from hydrainfer.cluster.messages import Hello, Moved, Peer, Report
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import EventKind, LifecycleEvent, Output, Role
@@ -24,10 +24,10 @@ def test_a_request_that_moved(first):
     def sink(outputs):
         told.extend(recorder.timings(o.request_id) for o in outputs if o.finish_reason)
 
-    front = Front(Roster({"P0": Role.parse("EP"), "D0": Role.parse("D")}), sink, recorder.record)
+    side = ServerSide(Roster({"P0": Role.parse("EP"), "D0": Role.parse("D")}), sink, recorder.record)
     for name, incarnation in (P, D):
-        front.hello(Hello(Peer(name, name[:-1], incarnation, "-"), "host", 1, {}), 0.0)
-    front.submit(make_request("r", max_tokens=2), 0.0)
+        side.hear(Hello(Peer(name, name[:-1], incarnation, "-"), "host", 1, {}), 0.0)
+    side.lives.submit(make_request("r", max_tokens=2), 0.0)
     giver = Report(
         *P, 3.0, (Output("r", (7,)),),
         (
@@ -41,9 +41,9 @@ def test_a_request_that_moved(first):
         (event(EventKind.QUEUED, 4.0, "decode"), event(EventKind.STARTED, 4.5, "decode")), (Moved("r", *D, 1),),
     )  # fmt: skip
     for report in (giver, taker) if first == "giver" else (taker, giver):
-        front.report(report, 5.0)
+        side.hear(report, 5.0)
     assert not told
-    front.report(Report(*D, 6.0, (Output("r", (8,), finish_reason="length", start=1),)), 6.0)
+    side.hear(Report(*D, 6.0, (Output("r", (8,), finish_reason="length", start=1),)), 6.0)
     (timeline,) = told
     assert timeline.intervals_s == {
         "prefill_queue": 1.0, "prefill": 2.0, "pd_migration": 1.0, "decode_queue": 0.5, "decode": 1.5,

@@ -1,0 +1,54 @@
+"""What a server decides about its instances and its requests: a census, the lives, and the links between them and the
+instances. Pure: the hub gives it sockets, tests give it a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hydrainfer.cluster.census import Census
+from hydrainfer.cluster.instance import Pulse
+from hydrainfer.cluster.link import Links
+from hydrainfer.cluster.lives import Lives
+from hydrainfer.cluster.messages import Failed, Hello, Report, ToHub
+from hydrainfer.cluster.roster import Roster
+from hydrainfer.core import LifecycleEvent, OutputSink
+
+
+class ServerSide:
+    """The arguments are those of `Lives` and `Census`."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        sink: OutputSink,
+        record: Callable[[LifecycleEvent], None] = lambda _: None,
+        pulse: Pulse | None = None,
+        stall_s: float = float("inf"),
+        away_s: float = float("inf"),
+    ) -> None:
+        pulse = pulse or Pulse()
+        self.links: Links = {}
+        self.lives = Lives(roster, self.links, sink, record, pulse)
+        self.census = Census(roster.roles, self.links, self.lives.meet, pulse, stall_s, away_s)
+        self._beat_s = pulse.beat_s
+        self._beat_at = 0.0
+
+    def hear(self, message: ToHub, now: float) -> None:
+        """Handle a message of an instance."""
+        match message:
+            case Hello() if self.census.hello(message, now):
+                self._beat_at = now  # requests may wait for this instance
+            case Report() if self.census.heard(message, now):
+                self.lives.report(message, now)
+            case Failed(name, incarnation, error):
+                self.census.failed(name, incarnation, error, now)
+
+    def tick(self, now: float) -> float:
+        """Check deadlines, silent instances and requests without an instance. Returns the time of the next call."""
+        if now >= self._beat_at:
+            late_s = max(0.0, now - self._beat_at - self._beat_s)
+            self._beat_at = now + self._beat_s
+            self.census.beat(late_s, now)
+            lost = self.census.lost
+            self.lives.beat(lost.stage if lost is not None else None, now)
+        return self._beat_at
