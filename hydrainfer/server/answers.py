@@ -50,7 +50,7 @@ class Answers:
     def __init__(self, intake: Intake, names: tuple[str, ...], wall_clock: Callable[[], float] = time.time) -> None:
         self.intake = intake
         self.names = names
-        self._wall_clock = wall_clock
+        self.wall_clock = wall_clock
         self._random = random.Random()  # good enough for ids; `os.urandom` would release the GIL
 
     def check_model(self, name: str | None) -> str:
@@ -122,7 +122,7 @@ class Answers:
     async def _answer(
         self, request: Request, fields: CommonFields, name: str, kind: MakeReply, start: Awaitable[TokenStream]
     ) -> Response:
-        created = int(self._wall_clock())
+        created = int(self.wall_clock())
 
         def reply_to(stream: TokenStream) -> Reply:
             return kind(stream, fields, name, created, self.intake.processor.model.vocabulary)

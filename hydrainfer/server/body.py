@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from hydrainfer.core import InvalidRequest, Overloaded, RequestTooLarge
-from hydrainfer.server.known import FieldCheck
 from hydrainfer.server.paths import route_path
 
 STALLED_S = 30.0  # the longest pause between two pieces of a body
@@ -41,12 +40,14 @@ class BodyStalled(InvalidRequest):
 
 class Bodies:
     """Reads bodies of at most `max_bytes` each. Bodies that are arriving may hold at most `_BODIES` times that
-    together. `timeout_s`: the time in which a body has to arrive."""
+    together. `timeout_s`: the time in which a body has to arrive. `check` is called with the path and the parsed body,
+    and raises `InvalidRequest` for a refused field."""
 
-    def __init__(self, max_bytes: int, timeout_s: float) -> None:
-        self.max_bytes, self._timeout_s = max_bytes, timeout_s
+    def __init__(self, max_bytes: int, timeout_s: float, check: Callable[[str, object], None]) -> None:
+        self.max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._check_fields = check
         self._n_held = 0
-        self._fields = FieldCheck()
 
     async def read(self, request: Request) -> object:
         """The parsed JSON body, without any field that its endpoint refuses. Raises `InvalidRequest` (also as
@@ -64,7 +65,7 @@ class Bodies:
                     chunks.append(chunk)
                     self._check(n)
             body = _parsed(b"".join(chunks))
-            self._fields.check(route_path(request.scope), body)
+            self._check_fields(route_path(request.scope), body)
             return body
         finally:
             self._n_held -= n

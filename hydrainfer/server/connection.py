@@ -25,11 +25,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from hydrainfer.core import HydraError, InvalidRequest, Overloaded
 from hydrainfer.server.access import id_in, new_id
-from hydrainfer.server.errors import JSON, error_body
-from hydrainfer.server.gate import WORK, Asked, Door, Head
+from hydrainfer.server.errors import JSON
+from hydrainfer.server.gate import Asked, Door, Head
 from hydrainfer.server.returns import Mark
 
-_WORK = frozenset(path.encode() for path in WORK)
 _SLOWLY = (b"origin", b"expect")  # requests with these headers are left to the application
 _BODY_S = 0.02  # how long a request that may be a returning one is held for its body
 _HEAD_BYTES = 2048  # longer heads are not remembered
@@ -202,7 +201,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():  # the head comes again
             return
         self._n_bare, self._in_head = 0, False
-        if self.url in _WORK and self.parser.get_method() == b"POST":
+        if self.url in self._door.posts and self.parser.get_method() == b"POST":
             known, self._let_in = self._let_in, False
             if not known:
                 self._mark = Mark(self.url, self.headers)
@@ -294,8 +293,8 @@ class Connection(HttpToolsProtocol):
         self._door.lines.write(path, error.status, given, ours)
 
     def _send(self, error: HydraError, where: str, id: str, *, goes_on: bool) -> None:
-        """Send the response to `error`, and close the connection if nothing may follow. `where`: as in `error_body`."""
-        headers, body = self._door.headers_of(error), error_body(error, where)
+        """Send the response to `error`, and close the connection if nothing may follow. `where`: the path."""
+        headers, body = self._door.headers_of(error), self._door.protocols.error_body(error, where)
         if not goes_on:
             headers["connection"] = "close"
         headers |= {"content-length": str(len(body)), "content-type": JSON, "x-request-id": id}

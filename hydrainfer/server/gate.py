@@ -18,22 +18,13 @@ from hydrainfer.metrics import HttpCounts
 from hydrainfer.server.access import RefusalLines
 from hydrainfer.server.admission import AdmissionControl, Place, Urgency
 from hydrainfer.server.crowd import Crowd
-from hydrainfer.server.errors import JSON, error_body, error_headers
+from hydrainfer.server.errors import JSON, error_headers
 from hydrainfer.server.open_connections import OpenConnections
 from hydrainfer.server.paths import route_path
+from hydrainfer.server.protocol import Protocols
 from hydrainfer.server.returns import Mark
 from hydrainfer.server.tenants import Tenant, Tenants
 
-WORK = frozenset(
-    (
-        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),  # OpenAI's
-        "/v1/messages",  # Anthropic's
-        *("/api/chat", "/api/generate"),  # Ollama's
-    )
-)
-"""The paths that ask for completions."""
-BRIEF = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens"))
-"""The paths of short tasks: they wait in no queue, but count as requests of their tenants."""
 Headers = Iterable[tuple[bytes, bytes]]
 """ASGI headers: names in lower case, and values."""
 _PER_TURN = 4  # requests that go on per turn of the event loop
@@ -83,11 +74,17 @@ class Head(NamedTuple):
 
 class Door:
     """The decision, by the headers alone, whether a request is let in: its key must be valid, its tenant within its
-    limits, and there must be room for the work. `heads`: the heads of refused requests, by their bytes, so that an
-    equal head is not parsed again. `counts`: the number of all answers, including refusals."""
+    limits, and there must be room for the work. `posts`: the paths that ask for completions, as bytes. `heads`: the
+    heads of refused requests, by their bytes, so that an equal head is not parsed again. `counts`: the number of all
+    answers, including refusals."""
 
-    def __init__(self, admission: AdmissionControl, tenants: Tenants, max_connections: int = sys.maxsize) -> None:
-        self.admission, self.tenants = admission, tenants
+    def __init__(
+        self, admission: AdmissionControl, tenants: Tenants, protocols: Protocols, max_connections: int = sys.maxsize
+    ) -> None:
+        self.admission = admission
+        self.tenants = tenants
+        self.protocols = protocols
+        self.posts = frozenset(path.encode() for path in protocols.work)
         self.connections = OpenConnections(max_connections)
         self.counts = HttpCounts()
         self.lines = RefusalLines()
@@ -161,10 +158,10 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope) if scope["type"] == "http" and scope["method"] == "POST" else ""
-        if path in BRIEF:
+        if path in self._door.protocols.brief:
             await self._briefly(path, scope, receive, send)
             return
-        if path not in WORK:
+        if path not in self._door.protocols.work:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
@@ -176,7 +173,7 @@ class Gate:
         except HydraError as e:
             if mark is not None and isinstance(e, Overloaded):
                 self._door.admission.expect(mark, e.retry_after_s)
-            response = Response(error_body(e, path), e.status, self._door.headers_of(e), JSON)
+            response = Response(self._door.protocols.error_body(e, path), e.status, self._door.headers_of(e), JSON)
             await response(scope, receive, send)
             return
         state.update(place=place, tenant=tenant)
@@ -198,7 +195,7 @@ class Gate:
         try:
             tenant = self._door.begin(Asked.read(scope["headers"]))
         except HydraError as e:
-            await Response(error_body(e, path), e.status, error_headers(e), JSON)(scope, receive, send)
+            await self._door.protocols.error_response(e, path)(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)

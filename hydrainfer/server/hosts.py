@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.server.errors import error_response
 from hydrainfer.server.paths import route_path
+from hydrainfer.server.protocol import Protocols
 
 _LOCAL = (".localhost", ".local", ".internal")  # no public name ends in these
 
@@ -30,8 +30,9 @@ class Hosts:
     """Middleware that answers 403 if a web page may have the name in the request's `Host`. Allowed are IP addresses,
     names of this machine and of private networks, `host` (what the server binds to), and the hosts of `origins`."""
 
-    def __init__(self, app: ASGIApp, host: str, origins: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, host: str, origins: Iterable[str], protocols: Protocols) -> None:
         self._app = app
+        self._protocols = protocols
         names = (urlsplit(origin).hostname or "" for origin in origins)
         self._known = {"", "localhost", host.lower(), socket.gethostname().lower(), *names}
 
@@ -40,7 +41,8 @@ class Hosts:
             name = _host_name(next((v for k, v in scope["headers"] if k == b"host"), b""))
             if not self._allows(name):
                 said = f"the host {name[:255]!r} is not allowed: set --api-key, or name the host in --allowed-origins"
-                await error_response(HostNotAllowed(said), route_path(scope))(scope, receive, send)
+                response = self._protocols.error_response(HostNotAllowed(said), route_path(scope))
+                await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -11,6 +11,7 @@ import pytest
 from hydrainfer.server import Connection
 from hydrainfer.server.access import AccessLines
 from hydrainfer.server.gate import Door
+from hydrainfer.server.protocol import Protocols
 from tests.server.conftest import wait_until
 
 pytestmark = pytest.mark.cpu
@@ -158,7 +159,7 @@ def test_a_known_head_is_let_in_once_there_is_room(start):
 
 
 def test_heads_are_forgotten_once_there_are_too_many():
-    door = Door(None, None)
+    door = Door(None, None, Protocols(()))
     for i in range(2500):
         door.remember(b"POST / %d" % i, None)
         assert 0 < len(door.heads) <= 1024 and b"POST / %d" % i in door.heads

@@ -9,7 +9,7 @@ import orjson
 
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
-from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
+from hydrainfer.server.protocols.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.sse import event
 
 ECHOED: dict[str, Any] = {

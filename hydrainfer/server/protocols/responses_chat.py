@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.server.fronts.reading import (
+from hydrainfer.server.protocols.reading import (
     add_result,
     entries,
     extensions,
@@ -20,7 +20,7 @@ from hydrainfer.server.fronts.reading import (
     unsupported,
     written,
 )
-from hydrainfer.server.fronts.responses_turn import ECHOED
+from hydrainfer.server.protocols.responses_turn import ECHOED
 
 _INCLUDED = ("reasoning.encrypted_content",)  # accepted, but never included: no answer has any
 _PENALTIES = ("presence_penalty", "frequency_penalty")

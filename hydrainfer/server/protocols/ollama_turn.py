@@ -11,10 +11,14 @@ import orjson
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import read_arguments
-from hydrainfer.server.errors import error_body
-from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.logprobs import chat_logprobs
+from hydrainfer.server.protocols.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.stream import Completion, Delta
+
+
+def error_body(error: HydraError) -> bytes:
+    """The body of an error response in Ollama's format."""
+    return orjson.dumps({"error": error.message})
 
 
 class GenerateTurn(ReplyTurn):
@@ -48,7 +52,7 @@ class GenerateTurn(ReplyTurn):
         return self._line(self._said(self.parts), **self._figures(n_tokens, timelines))
 
     def error(self, error: HydraError) -> bytes:
-        return error_body(error, "/api/") + b"\n"
+        return error_body(error) + b"\n"
 
     def _said(self, parts: Sequence[ReplyPart]) -> dict[str, Any]:
         return {"response": _text(parts, "text"), **_thinking(parts)}

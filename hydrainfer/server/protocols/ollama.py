@@ -1,4 +1,4 @@
-"""Ollama's routes: chat, generate, and those that describe models."""
+"""Ollama's routes and fields: chat, generate, and those that describe models."""
 
 from __future__ import annotations
 
@@ -15,17 +15,49 @@ from hydrainfer.processor import ModelDescription
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import Bodies, json_response
 from hydrainfer.server.fields import ChatFields, CompletionFields, parse
-from hydrainfer.server.fronts import ollama
-from hydrainfer.server.fronts.ollama_turn import ChatTurn, GenerateTurn, head
-from hydrainfer.server.fronts.reading import mapping, string
-from hydrainfer.server.fronts.turn import shape_of
+from hydrainfer.server.known import EXTENSIONS, KnownFields, names, refusals
+from hydrainfer.server.openai_known import OPENAI_REFUSED
+from hydrainfer.server.protocol import Body, Protocol, object_schema
+from hydrainfer.server.protocols.ollama_chat import chat_of, generate_of, only_loads, raw_of, thinks
+from hydrainfer.server.protocols.ollama_turn import ChatTurn, GenerateTurn, error_body, head
+from hydrainfer.server.protocols.reading import mapping, string
+from hydrainfer.server.protocols.turn import shape_of
 
 _OLLAMA_VERSION = "0.12.11"
 """The version of Ollama whose API this is. Clients refuse older ones."""
 _NEVER = "9999-12-31T23:59:59Z"
+_COMMON = names("model format options stream think logprobs top_logprobs").union(EXTENSIONS)
+_REFUSED = {**refusals("template", "it is chosen when the server starts"), **refusals("suffix width height steps")}
+_HARMLESS = names("keep_alive truncate shift name")
+_OPTIONS = KnownFields(
+    honoured=names(
+        "temperature top_p top_k min_p seed stop presence_penalty frequency_penalty repeat_penalty num_predict"
+    ),
+    refused={name: OPENAI_REFUSED[name] for name in ("mirostat", "typical_p", "tfs_z", "repeat_last_n")},
+    harmless=names(  # of Ollama's engine: its memory, its threads, its context
+        "num_ctx num_batch num_gpu main_gpu low_vram vocab_only use_mmap use_mlock num_thread numa f16_kv logits_all "
+        "embedding_only num_keep mirostat_tau mirostat_eta penalize_newline"
+    ),
+    noun="options.",
+)
+_CHAT = KnownFields(_COMMON | names("messages tools"), _REFUSED, _HARMLESS, nested={"options": _OPTIONS})
+_GENERATE = KnownFields(
+    _COMMON | names("prompt images system raw"),
+    {**_REFUSED, **refusals("context", "send the conversation to /api/chat")},
+    _HARMLESS,
+    nested={"options": _OPTIONS},
+)
+_PROPERTIES = "model: string, stream: boolean, format: any, options: object"
+_BODIES = {
+    "/api/chat": Body(object_schema("messages", f"messages: array, tools: array, {_PROPERTIES}"), _CHAT),
+    "/api/generate": Body(
+        object_schema("", f"prompt: string, system: string, images: array, raw: boolean, {_PROPERTIES}"), _GENERATE
+    ),
+    "/api/show": Body(object_schema("", "model: string")),
+}
 
 
-def ollama_routes(answers: Answers, bodies: Bodies) -> APIRouter:
+def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
     router = APIRouter()
     model = answers.intake.processor.model
     details = _details(model)
@@ -33,39 +65,39 @@ def ollama_routes(answers: Answers, bodies: Bodies) -> APIRouter:
     async def body_of(request: Request) -> Mapping[str, Any]:
         return mapping(await bodies.read(request), "the body")
 
-    @router.post("/api/chat")
+    @router.post("/api/chat", summary="Ollama's: answer a chat")
     async def chat(request: Request) -> Response:
         body = await body_of(request)
-        if ollama.only_loads(body):
+        if only_loads(body):
             return _loaded(answers, body, {"message": {"role": "assistant", "content": ""}})
-        fields = _checked(answers, body, ollama.chat_of(body))
+        fields = _checked(answers, body, chat_of(body))
         return await answers.chat(request, fields, shape_of("ollama", ChatTurn, body))
 
-    @router.post("/api/generate")
+    @router.post("/api/generate", summary="Ollama's: answer one question, or continue a text (raw)")
     async def generate(request: Request) -> Response:
         body = await body_of(request)
-        if ollama.only_loads(body):
+        if only_loads(body):
             return _loaded(answers, body, {"response": ""})
         shape = shape_of("ollama", GenerateTurn, body)
         if body.get("raw"):
-            fields = parse(CompletionFields, _own_name(answers, ollama.raw_of(body)))
+            fields = parse(CompletionFields, _own_name(answers, raw_of(body)))
             return await answers.complete(request, fields, shape)
-        return await answers.chat(request, _checked(answers, body, ollama.generate_of(body)), shape)
+        return await answers.chat(request, _checked(answers, body, generate_of(body)), shape)
 
     def named(**about: Any) -> Response:
         size = sum(file.stat().st_size for file in model.path.glob(f"*.{details['format']}"))
         about |= {"size": size, "digest": "", "details": details}
         return json_response({"models": [{"name": n, "model": n, **about} for n in answers.names]})
 
-    @router.get("/api/tags")
+    @router.get("/api/tags", summary="Ollama's: the model's names")
     async def tags() -> Response:
         return named(modified_at=head("", int(model.path.stat().st_mtime))["created_at"])
 
-    @router.get("/api/ps")
+    @router.get("/api/ps", summary="Ollama's: the models that are loaded")
     async def loaded() -> Response:
         return named(expires_at=_NEVER, size_vram=0, context_length=model.n_context)
 
-    @router.post("/api/show")
+    @router.post("/api/show", summary="Ollama's: what the model can do")
     async def show(request: Request) -> Response:
         body = await body_of(request)
         _check_model(answers, body)
@@ -73,7 +105,7 @@ def ollama_routes(answers: Answers, bodies: Bodies) -> APIRouter:
         info = {"general.architecture": family, f"{family}.context_length": model.n_context}
         return json_response({"details": details, "model_info": info, "capabilities": _capabilities(model)})
 
-    @router.get("/api/version")
+    @router.get("/api/version", summary="Ollama's: the version")
     async def api_version() -> Response:
         return json_response({"version": _OLLAMA_VERSION})
 
@@ -98,7 +130,7 @@ def _capabilities(model: ModelDescription) -> list[str]:
 
 def _checked(answers: Answers, body: Mapping[str, Any], chat: dict[str, Any]) -> ChatFields:
     """The fields of a chat. Raises `InvalidRequest`."""
-    if ollama.thinks(body):
+    if thinks(body):
         answers.check_reasons("think")
     return parse(ChatFields, _own_name(answers, chat))
 
@@ -123,3 +155,13 @@ def _loaded(answers: Answers, body: Mapping[str, Any], said: dict[str, Any]) -> 
     """The answer to a request without a prompt: the model is loaded."""
     line = {**head(_check_model(answers, body), int(time.time())), **said, "done": True, "done_reason": "load"}
     return Response(orjson.dumps(line) + b"\n", media_type="application/x-ndjson")
+
+
+OLLAMA = Protocol(
+    _routes,
+    paths=("/api/chat", "/api/generate"),
+    bodies=_BODIES,
+    prefix="/api/",
+    error=error_body,
+    media_type="application/x-ndjson",
+)

@@ -10,17 +10,33 @@ import orjson
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import read_arguments
-from hydrainfer.server.errors import error_body
-from hydrainfer.server.fronts.messages import thinks
-from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
+from hydrainfer.server.protocols.messages_chat import thinks
+from hydrainfer.server.protocols.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.sse import event
 
-PATH = "/v1/messages"
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""The types of errors, by status."""
 _DELTAS = {
     "call": ("input_json_delta", "partial_json"),
     "thought": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
 }
+
+
+def error_body(error: HydraError) -> bytes:
+    """The body of an error response in Anthropic's format."""
+    kind = _KINDS.get(error.status, "api_error")
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
 
 
 class MessageTurn(ReplyTurn):
@@ -54,7 +70,7 @@ class MessageTurn(ReplyTurn):
         return orjson.dumps(self._message(content, self._timed(self._usage(n_tokens), timelines)) | self._reasons())
 
     def error(self, error: HydraError) -> bytes:
-        return event(error_body(error, PATH), "error")
+        return event(error_body(error), "error")
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         head = {"id": self.prepared.id, "type": "message", "role": "assistant", "model": self.model}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.server.fronts.reading import (
+from hydrainfer.server.protocols.reading import (
     add_result,
     base64_part,
     entries,

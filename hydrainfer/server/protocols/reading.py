@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
+from fastapi import Request
+from starlette.responses import Response
 
 from hydrainfer.core import HydraError, InvalidRequest
+from hydrainfer.server.answers import Answers, Shape
+from hydrainfer.server.fields import ChatFields, parse
 from hydrainfer.server.known import EXTENSIONS
 
 
@@ -33,6 +38,22 @@ def name_places(error: HydraError, messages: Sequence[Mapping[str, Any]]) -> Non
         return re.sub(r"\bmessages\.(\d{1,6})\b", place, text)
 
     error.message, error.param = own(error.message), error.param and own(error.param)
+
+
+@contextmanager
+def own_places(chat: dict[str, Any]) -> Iterator[None]:
+    """A context whose errors name the places in the client's body, not those in the chat that it became."""
+    try:
+        yield
+    except HydraError as e:
+        name_places(e, chat["messages"])
+        raise
+
+
+async def answer_chat(answers: Answers, request: Request, chat: dict[str, Any], shape: Shape) -> Response:
+    """The answer to a chat whose messages are `placed`."""
+    with own_places(chat):
+        return await answers.chat(request, parse(ChatFields, chat), shape)
 
 
 def thinking_of(body: Mapping[str, Any], thinks: bool | str | None) -> dict[str, Any]:
