@@ -14,21 +14,24 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from hydrainfer.core import InstanceInfo
-from hydrainfer.server.access import EXPOSED, Access
-from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import Bodies, json_response
-from hydrainfer.server.failures import Farewell, install_error_handlers
-from hydrainfer.server.gate import Door, Gate, authorization_of
-from hydrainfer.server.hosts import Hosts, is_loopback
-from hydrainfer.server.instances import instance_card, trouble
-from hydrainfer.server.intake import Intake
-from hydrainfer.server.known import FieldCheck
+from hydrainfer.server.door import Door, Gate, Hosts, Tenants, authorization_of, is_loopback
+from hydrainfer.server.http import (
+    EXPOSED,
+    Access,
+    Bodies,
+    Farewell,
+    FieldCheck,
+    Prefixed,
+    Protocol,
+    Protocols,
+    install_error_handlers,
+    json_response,
+)
+from hydrainfer.server.live import Intake
+from hydrainfer.server.openai import Answers
 from hydrainfer.server.openapi import describe
-from hydrainfer.server.page import EndedAfter, overview, page_routes
-from hydrainfer.server.paths import Prefixed
-from hydrainfer.server.protocol import Protocol, Protocols
+from hydrainfer.server.page import EndedAfter, instance_card, overview_body, page_routes, trouble
 from hydrainfer.server.protocols import PROTOCOLS
-from hydrainfer.server.tenants import Tenants
 
 _RETRY_AFTER_S = "5"
 
@@ -153,7 +156,7 @@ def _instance_routes(settings: ServerSettings, intake: Intake, ended_after: Ende
 
     @router.get("/v1/overview", summary="What the page at / reads")
     async def look(after: Annotated[int, Query(ge=0)] = 0) -> Response:
-        body = overview(intake, settings.model_names[0], settings.version, ended_after, after)
+        body = overview_body(intake, settings.model_names[0], settings.version, ended_after, after)
         return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     return router

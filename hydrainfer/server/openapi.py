@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from hydrainfer.server.protocol import Protocols, Schema, object_schema
+from hydrainfer.server.http import Protocols, Schema, object_schema
 
 _OPEN = ("/health", "/ready", "/metrics", "/version")
 _REF = "#/components/schemas/{model}"

@@ -16,8 +16,8 @@ from PIL import Image
 from hydrainfer.cluster.messages import Beat, Cancel, Close, Hello, Members, Orders, Peer, Report, Submit, encode
 from hydrainfer.core import LifecycleEvent, Load, Output, Request, SamplingParams
 from hydrainfer.core.events import EventKind
-from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
-from hydrainfer.server.protocol import Protocols
+from hydrainfer.server.http.protocol import Protocols
+from hydrainfer.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from hydrainfer.server.protocols import PROTOCOLS
 
 HI = [{"role": "user", "content": "hi"}]

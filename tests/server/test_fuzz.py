@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.server.fields import ChatFields, CompletionFields
-from hydrainfer.server.protocol import Protocols
+from hydrainfer.server.http.protocol import Protocols
+from hydrainfer.server.openai.fields import ChatFields, CompletionFields
 from hydrainfer.server.protocols import PROTOCOLS
 from tests.server.conftest import image_part
 

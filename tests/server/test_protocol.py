@@ -5,10 +5,8 @@ import pytest
 from fastapi import APIRouter, Request
 
 from hydrainfer.server import Tenants
-from hydrainfer.server.body import json_response
-from hydrainfer.server.fields import ChatFields, parse
-from hydrainfer.server.known import KnownFields, names, refusals
-from hydrainfer.server.protocol import Body, Protocol, object_schema
+from hydrainfer.server.http import Body, KnownFields, Protocol, json_response, names, object_schema, refusals
+from hydrainfer.server.openai import ChatFields, parse
 from hydrainfer.server.protocols import PROTOCOLS
 
 pytestmark = pytest.mark.cpu

@@ -6,11 +6,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
-from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import Bodies, json_response
-from hydrainfer.server.fields import ChatFields, parse
-from hydrainfer.server.known import EXTENSIONS, KnownFields, names, refusals
-from hydrainfer.server.protocol import SAMPLING, Body, Protocol, object_schema
+from hydrainfer.server.http import (
+    EXTENSIONS,
+    SAMPLING,
+    Bodies,
+    Body,
+    KnownFields,
+    Protocol,
+    json_response,
+    names,
+    object_schema,
+    refusals,
+)
+from hydrainfer.server.openai import Answers, ChatFields, parse
 from hydrainfer.server.protocols.messages_chat import chat_of, thinks
 from hydrainfer.server.protocols.messages_turn import MessageTurn, error_body
 from hydrainfer.server.protocols.reading import answer_chat, mapping, own_places

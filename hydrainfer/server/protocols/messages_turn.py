@@ -10,9 +10,9 @@ import orjson
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import read_arguments
+from hydrainfer.server.live import event
 from hydrainfer.server.protocols.messages_chat import thinks
 from hydrainfer.server.protocols.turn import ReplyPart, ReplyTurn
-from hydrainfer.server.sse import event
 
 _KINDS = {
     400: "invalid_request_error",

@@ -12,12 +12,18 @@ from starlette.responses import Response
 
 from hydrainfer.checkpoint import find_json
 from hydrainfer.processor import ModelDescription
-from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import Bodies, json_response
-from hydrainfer.server.fields import ChatFields, CompletionFields, parse
-from hydrainfer.server.known import EXTENSIONS, KnownFields, names, refusals
-from hydrainfer.server.openai_known import OPENAI_REFUSED
-from hydrainfer.server.protocol import Body, Protocol, object_schema
+from hydrainfer.server.http import (
+    EXTENSIONS,
+    Bodies,
+    Body,
+    KnownFields,
+    Protocol,
+    json_response,
+    names,
+    object_schema,
+    refusals,
+)
+from hydrainfer.server.openai import OPENAI_REFUSED, Answers, ChatFields, CompletionFields, parse
 from hydrainfer.server.protocols.ollama_chat import chat_of, generate_of, only_loads, raw_of, thinks
 from hydrainfer.server.protocols.ollama_turn import ChatTurn, GenerateTurn, error_body, head
 from hydrainfer.server.protocols.reading import mapping, string

@@ -11,9 +11,9 @@ import orjson
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import read_arguments
-from hydrainfer.server.logprobs import chat_logprobs
+from hydrainfer.server.live import Completion, Delta
+from hydrainfer.server.openai import chat_logprobs
 from hydrainfer.server.protocols.turn import ReplyPart, ReplyTurn
-from hydrainfer.server.stream import Completion, Delta
 
 
 def error_body(error: HydraError) -> bytes:

@@ -7,11 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import Bodies, json_response
-from hydrainfer.server.fields import ChatFields, CompletionFields, parse
-from hydrainfer.server.openai_known import CHAT, TEXT
-from hydrainfer.server.protocol import Body, Protocol
+from hydrainfer.server.http import Bodies, Body, Protocol, json_response
+from hydrainfer.server.openai import CHAT, TEXT, Answers, ChatFields, CompletionFields, parse
 
 
 def _routes(answers: Answers, bodies: Bodies) -> APIRouter:

@@ -12,9 +12,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from hydrainfer.core import HydraError, InvalidRequest
-from hydrainfer.server.answers import Answers, Shape
-from hydrainfer.server.fields import ChatFields, parse
-from hydrainfer.server.known import EXTENSIONS
+from hydrainfer.server.http import EXTENSIONS
+from hydrainfer.server.openai import Answers, ChatFields, Shape, parse
 
 
 def extensions(body: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import Bodies
-from hydrainfer.server.known import EXTENSIONS, KnownFields, names, refusals
-from hydrainfer.server.protocol import SAMPLING, Body, Protocol, object_schema
+from hydrainfer.server.http import (
+    EXTENSIONS,
+    SAMPLING,
+    Bodies,
+    Body,
+    KnownFields,
+    Protocol,
+    names,
+    object_schema,
+    refusals,
+)
+from hydrainfer.server.openai import Answers
 from hydrainfer.server.protocols.reading import answer_chat, mapping
 from hydrainfer.server.protocols.responses_chat import chat_of
 from hydrainfer.server.protocols.responses_turn import ResponseTurn

@@ -9,8 +9,8 @@ import orjson
 
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
+from hydrainfer.server.live import event
 from hydrainfer.server.protocols.turn import ReplyPart, ReplyTurn
-from hydrainfer.server.sse import event
 
 ECHOED: dict[str, Any] = {
     "instructions": None,

@@ -7,11 +7,8 @@ from starlette.responses import Response
 
 from hydrainfer.core import InvalidRequest
 from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
-from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import Bodies, json_response
-from hydrainfer.server.fields import DetokenizeFields, TokenizeFields, parse
-from hydrainfer.server.known import KnownFields, names, refusals
-from hydrainfer.server.protocol import Body, Protocol
+from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, json_response, names, refusals
+from hydrainfer.server.openai import Answers, DetokenizeFields, TokenizeFields, parse
 
 _TOKENIZE = KnownFields(
     names("model prompt messages tools mm_processor_kwargs chat_template_kwargs add_special_tokens return_token_strs"),

@@ -11,10 +11,8 @@ import msgspec
 
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import ToolFormat, Tools
-from hydrainfer.server.answers import Shape
-from hydrainfer.server.replies import Reply
-from hydrainfer.server.stream import Completion, Delta
-from hydrainfer.server.tool_reply import reader
+from hydrainfer.server.live import Completion, Delta
+from hydrainfer.server.openai import Reply, Shape, reader
 
 
 class ReplyPart(msgspec.Struct):

@@ -10,8 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hydrainfer.core import HydraError
-from hydrainfer.server.body import disconnected
-from hydrainfer.server.errors import as_hydra_error, error_body
+from hydrainfer.server.http import as_hydra_error, disconnected, error_body
 
 DONE = b"data: [DONE]\n\n"
 

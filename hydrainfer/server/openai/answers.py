@@ -13,14 +13,12 @@ from starlette.responses import Response
 
 from hydrainfer.core import InvalidRequest, ModelNotFound
 from hydrainfer.processor import ChatMessage, ChatOptions, parse_messages, parse_tools
-from hydrainfer.server.body import unless_disconnected
-from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
-from hydrainfer.server.gate import place_of, salt_of, urgency_of
-from hydrainfer.server.intake import Intake
-from hydrainfer.server.replies import ChatReply, CompletionReply, Reply
-from hydrainfer.server.sse import EventStream
-from hydrainfer.server.stream import TokenStream
-from hydrainfer.server.tool_reply import ToolReply, sampling_for, tool_format
+from hydrainfer.server.door import place_of, salt_of, urgency_of
+from hydrainfer.server.http import unless_disconnected
+from hydrainfer.server.live import EventStream, Intake, TokenStream
+from hydrainfer.server.openai.fields import ChatFields, CommonFields, CompletionFields
+from hydrainfer.server.openai.replies import ChatReply, CompletionReply, Reply
+from hydrainfer.server.openai.tool_reply import ToolReply, sampling_for, tool_format
 
 MakeReply = Callable[..., Reply]
 

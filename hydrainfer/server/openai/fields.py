@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from hydrainfer.core import InvalidRequest, SamplingParams
-from hydrainfer.server.structured import grammar_of
+from hydrainfer.server.openai.structured import grammar_of
 
 
 def _whole(value: object) -> object:

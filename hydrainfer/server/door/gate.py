@@ -15,15 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import HydraError, Overloaded
 from hydrainfer.metrics import HttpCounts
-from hydrainfer.server.access import RefusalLines
-from hydrainfer.server.admission import AdmissionControl, Place, Urgency
-from hydrainfer.server.crowd import Crowd
-from hydrainfer.server.errors import JSON, error_headers
-from hydrainfer.server.open_connections import OpenConnections
-from hydrainfer.server.paths import route_path
-from hydrainfer.server.protocol import Protocols
-from hydrainfer.server.returns import Mark
-from hydrainfer.server.tenants import Tenant, Tenants
+from hydrainfer.server.door.admission import AdmissionControl, Place, Urgency
+from hydrainfer.server.door.crowd import Crowd
+from hydrainfer.server.door.open_connections import OpenConnections
+from hydrainfer.server.door.returns import Mark
+from hydrainfer.server.door.tenants import Tenant, Tenants
+from hydrainfer.server.http import JSON, Protocols, RefusalLines, error_headers, route_path
 
 Headers = Iterable[tuple[bytes, bytes]]
 """ASGI headers: names in lower case, and values."""

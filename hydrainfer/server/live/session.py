@@ -21,8 +21,8 @@ from hydrainfer.core import HydraError, InternalError, Output, shutting_down
 from hydrainfer.engine.ports import EngineHandle
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import PixelStore, Prepared, Vocabulary
-from hydrainfer.server.admission import AdmissionControl, Place, Work
-from hydrainfer.server.stream import TokenStream
+from hydrainfer.server.door import AdmissionControl, Place, Work
+from hydrainfer.server.live.stream import TokenStream
 
 logger = logging.getLogger(__name__)
 

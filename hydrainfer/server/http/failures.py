@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hydrainfer.core import HydraError, InvalidRequest, shutting_down
-from hydrainfer.server.errors import as_hydra_error
-from hydrainfer.server.paths import route_path
-from hydrainfer.server.protocol import Protocols
+from hydrainfer.server.http.errors import as_hydra_error
+from hydrainfer.server.http.paths import route_path
+from hydrainfer.server.http.protocol import Protocols
 
 
 class Farewell:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from hydrainfer.core import InvalidRequest, Overloaded, RequestTooLarge
-from hydrainfer.server.paths import route_path
+from hydrainfer.server.http.paths import route_path
 
 STALLED_S = 30.0  # the longest pause between two pieces of a body
 MAX_FIELDS = 1 << 16

@@ -27,7 +27,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from hydrainfer.config import check_known, read_yaml
 from hydrainfer.core import ConfigError, InvalidRequest, Overloaded, Share, Unauthorized
 from hydrainfer.core.request import MAX_PRIORITY
-from hydrainfer.server.queues import LATEST_TURN_S
+from hydrainfer.server.door.queues import LATEST_TURN_S
 
 _Limit = Annotated[int, msgspec.Meta(ge=1)]
 _Key = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]

@@ -14,7 +14,7 @@ import orjson
 
 from hydrainfer.core import InstanceInfo, total
 from hydrainfer.metrics import PrometheusRecorder, QueueStats
-from hydrainfer.server.access import AccessLines, access_log
+from hydrainfer.server.http.access import AccessLines, access_log
 
 Form = Literal["text", "json"]
 _ACCESS = ("method", "path", "status", "seconds")  # the arguments of an access log record; the ids follow

@@ -19,7 +19,7 @@ from hydrainfer.processor import (
     answer_stream,
     calls_grammar,
 )
-from hydrainfer.server.replies import ChatReply
+from hydrainfer.server.openai.replies import ChatReply
 
 
 def tool_format(model: ModelDescription) -> ToolFormat:

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from hydrainfer.core import DeadlineExceeded, Grammar, SamplingParams, shutting_down
 from hydrainfer.processor import ChatMessage, ChatOptions, Fetcher, JobTicket, Prepared, Processor, RequestTerms
-from hydrainfer.server.admission import Place, Urgency, Work
-from hydrainfer.server.session import Sessions
-from hydrainfer.server.stream import TokenStream
+from hydrainfer.server.door import Place, Urgency, Work
+from hydrainfer.server.live.session import Sessions
+from hydrainfer.server.live.stream import TokenStream
 
 T = TypeVar("T")
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]

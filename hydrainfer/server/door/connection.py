@@ -24,10 +24,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from hydrainfer.core import HydraError, InvalidRequest, Overloaded
-from hydrainfer.server.access import id_in, new_id
-from hydrainfer.server.errors import JSON
-from hydrainfer.server.gate import Asked, Door, Head
-from hydrainfer.server.returns import Mark
+from hydrainfer.server.door.gate import Asked, Door, Head
+from hydrainfer.server.door.returns import Mark
+from hydrainfer.server.http import JSON, id_in, new_id
 
 _SLOWLY = (b"origin", b"expect")  # requests with these headers are left to the application
 _BODY_S = 0.02  # how long a request that may be a returning one is held for its body

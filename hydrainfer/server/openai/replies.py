@@ -12,11 +12,10 @@ import orjson
 from hydrainfer.core import HydraError, TokenLogprobs
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import AnswerPiece, AnswerStream, Detokenizer, Vocabulary, answer_stream, together
-from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
-from hydrainfer.server.logprobs import TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
-from hydrainfer.server.sse import DONE, error_event, event
-from hydrainfer.server.stream import Completion, Delta, TokenStream
-from hydrainfer.server.timings import breakdown
+from hydrainfer.server.live import DONE, Completion, Delta, TokenStream, error_event, event
+from hydrainfer.server.openai.fields import ChatFields, CommonFields, CompletionFields
+from hydrainfer.server.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
+from hydrainfer.server.openai.timings import breakdown
 
 
 class Reply(ABC):

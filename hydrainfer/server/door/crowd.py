@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from hydrainfer.core import DeadlineExceeded, InvalidRequest
-from hydrainfer.server.admission import AdmissionControl, Place, Urgency, Work
-from hydrainfer.server.body import arriving
+from hydrainfer.server.door.admission import AdmissionControl, Place, Urgency, Work
+from hydrainfer.server.http import arriving
 
 _MOST_BYTES = 256 << 20
 _MEDIA = (b"image", b"video")  # in every protocol, a body with pictures or videos contains one of these words

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.server.paths import route_path
-from hydrainfer.server.protocol import Protocols
+from hydrainfer.server.http import Protocols, route_path
 
 _LOCAL = (".localhost", ".local", ".internal")  # no public name ends in these
 

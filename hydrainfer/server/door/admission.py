@@ -22,9 +22,9 @@ from hydrainfer.core.request import ANYBODY, MAX_CHOICES, MAX_PRIORITY
 from hydrainfer.metrics import QueueStats
 from hydrainfer.processor import ChatMessage, Prepared, TextPart
 from hydrainfer.scheduler import Policy
-from hydrainfer.server.line import LinePlace, PreparationLine
-from hydrainfer.server.queues import Queue
-from hydrainfer.server.returns import Mark, Returns
+from hydrainfer.server.door.line import LinePlace, PreparationLine
+from hydrainfer.server.door.queues import Queue
+from hydrainfer.server.door.returns import Mark, Returns
 
 TEXT, PICTURES, DECODING = "text", "pictures", "decoding"
 """Kinds of waiting work: prompt tokens of requests without pictures and with pictures, until the first token; bytes of

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydrainfer.core import ConfigError
 from hydrainfer.metrics import Timeline
-from hydrainfer.server.stream import TokenStream
+from hydrainfer.server.live.stream import TokenStream
 
 _INSTALL = "traces need OpenTelemetry: pip install 'hydrainfer[otel]'"
 

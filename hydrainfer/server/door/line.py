@@ -19,7 +19,7 @@ from itertools import count
 
 from hydrainfer.core import Share
 from hydrainfer.scheduler import Policy
-from hydrainfer.server.queues import Queue
+from hydrainfer.server.door.queues import Queue
 
 _AHEAD_S = 1.0
 _PER_EVENT = 4  # requests that go at once, at most: each is a few milliseconds of work

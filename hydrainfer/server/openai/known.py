@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydrainfer.server.known import EMPTY, KnownFields, Refusal, names, refusals
+from hydrainfer.server.http import EMPTY, KnownFields, Refusal, names, refusals
 
 _SAMPLING = names(
     "n max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p seed stop stop_token_ids "

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from hydrainfer.core import HydraError
-from hydrainfer.server.errors import JSON, error_body, error_headers
-from hydrainfer.server.known import KnownFields
+from hydrainfer.server.http.errors import JSON, error_body, error_headers
+from hydrainfer.server.http.known import KnownFields
 
 Schema = type[BaseModel] | dict[str, Any]
 
