@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from hydrainfer.core import InstanceInfo
-from hydrainfer.server.door import Door, Gate, Hosts, Tenants, authorization_of, is_loopback
+from hydrainfer.server.door import Door, Gate, Hosts, Tenants, authorization_of, handler_of, is_loopback
 from hydrainfer.server.http import (
     EXPOSED,
     Access,
@@ -98,7 +98,7 @@ def create_app(
         )
     if tenants.open and is_loopback(settings.host) and "*" not in settings.allowed_origins:
         app.add_middleware(Hosts, host=settings.host, origins=settings.allowed_origins, protocols=book)
-    app.add_middleware(Access, counts=door.counts)
+    app.add_middleware(Access, counts=door.counts, handler_of=handler_of)
     if settings.root_path:
         app.add_middleware(Prefixed, prefix=settings.root_path)
     answers = Answers(intake, settings.model_names, wall_clock)

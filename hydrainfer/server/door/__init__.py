@@ -7,8 +7,9 @@ decides the order.
 
 from hydrainfer.server.door.admission import AdmissionControl, Place, Urgency, Work
 from hydrainfer.server.door.connection import Connection
-from hydrainfer.server.door.gate import Door, Gate, authorization_of, place_of, salt_of, urgency_of
+from hydrainfer.server.door.gate import Door, Gate, authorization_of
 from hydrainfer.server.door.hosts import Hosts, is_loopback
+from hydrainfer.server.door.standing import Standing, handler_of
 from hydrainfer.server.door.tenants import Tenants
 
 __all__ = [
@@ -18,12 +19,11 @@ __all__ = [
     "Gate",
     "Hosts",
     "Place",
+    "Standing",
     "Tenants",
     "Urgency",
     "Work",
     "authorization_of",
+    "handler_of",
     "is_loopback",
-    "place_of",
-    "salt_of",
-    "urgency_of",
 ]

@@ -17,15 +17,17 @@ connection.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from hydrainfer.core import HydraError, InvalidRequest, Overloaded
 from hydrainfer.server.door.gate import Asked, Door, Head
 from hydrainfer.server.door.returns import Mark
+from hydrainfer.server.door.standing import Standing
 from hydrainfer.server.http import JSON, id_in, new_id
 
 _SLOWLY = (b"origin", b"expect")  # requests with these headers are left to the application
@@ -204,7 +206,7 @@ class Connection(HttpToolsProtocol):
             known, self._let_in = self._let_in, False
             if not known:
                 self._mark = Mark(self.url, self.headers)
-            self.scope["state"]["mark"] = self._mark
+            Standing.of(cast(Scope, self.scope)).mark = self._mark
             if not known and self._may_answer():
                 self._check(whole=False)
                 return

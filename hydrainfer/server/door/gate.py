@@ -19,6 +19,7 @@ from hydrainfer.server.door.admission import AdmissionControl, Place, Urgency
 from hydrainfer.server.door.crowd import Crowd
 from hydrainfer.server.door.open_connections import OpenConnections
 from hydrainfer.server.door.returns import Mark
+from hydrainfer.server.door.standing import Standing
 from hydrainfer.server.door.tenants import Tenant, Tenants
 from hydrainfer.server.http import JSON, Protocols, RefusalLines, error_headers, route_path
 
@@ -103,9 +104,10 @@ class Door:
         self.admission.check_entry(asked.n_bytes, returning=returning, urgency=urgency)
         return True
 
-    def enter(self, asked: Asked, mark: Mark | None = None) -> tuple[Place, Tenant]:
-        """A place for a request, which the caller gives back, and its tenant. Raises as `check`."""
+    def enter(self, asked: Asked, standing: Standing) -> Place:
+        """Let a request in, which then has a tenant and a place. The caller gives the place back. Raises as `check`."""
         tenant, urgency = self._who(asked)
+        mark = standing.mark
         returning = asked.returning or (mark is not None and mark.returns)
         place = self.admission.enter(asked.n_bytes, returning=returning, urgency=urgency)
         place.mark = mark
@@ -117,7 +119,9 @@ class Door:
             place.on_leave = partial(self.tenants.end, tenant, n)
 
         place.on_claim = count
-        return place, tenant
+        standing.tenant = tenant
+        standing.place = place
+        return place
 
     def begin(self, asked: Asked) -> Tenant:
         """Count a request that needs no place. The caller then calls `Tenants.end`. Raises `HydraError` if the request
@@ -161,19 +165,17 @@ class Gate:
         if path not in self._door.protocols.work:
             await self._app(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
-        state["handler"] = path  # the request is counted under this path if no route sees it
-        mark: Mark | None = state.get("mark")
+        standing = Standing.of(scope)
+        standing.path = path
         try:
             asked = Asked.read(scope["headers"])
-            place, tenant = self._door.enter(asked, mark)
+            place = self._door.enter(asked, standing)
         except HydraError as e:
-            if mark is not None and isinstance(e, Overloaded):
-                self._door.admission.expect(mark, e.retry_after_s)
+            if standing.mark is not None and isinstance(e, Overloaded):
+                self._door.admission.expect(standing.mark, e.retry_after_s)
             response = Response(self._door.protocols.error_body(e, path), e.status, self._door.headers_of(e), JSON)
             await response(scope, receive, send)
             return
-        state.update(place=place, tenant=tenant)
         try:
             async with self._turns:
                 pass
@@ -188,7 +190,7 @@ class Gate:
                 place.leave()
 
     async def _briefly(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["handler"] = path
+        Standing.of(scope).path = path
         try:
             tenant = self._door.begin(Asked.read(scope["headers"]))
         except HydraError as e:
@@ -212,26 +214,3 @@ def authorization_of(request: Request) -> str:
     """The Authorization header. An `x-api-key` header, which Anthropic's clients send, is turned into one."""
     key = request.headers.get("x-api-key")
     return request.headers.get("authorization") or (f"Bearer {key}" if key else "")
-
-
-def urgency_of(request: Request, priority: int | None, within_s: float | None) -> Urgency:
-    """The urgency by headers and fields: the field's priority comes first, and the shorter time counts. Raises
-    `InvalidRequest`."""
-    place = place_of(request)
-    if place is None:
-        return Urgency.read(priority, within_s)
-    urgency = place.urgency.with_fields(priority, within_s)
-    Tenants.check_priority(request.state.tenant, urgency.priority)
-    return urgency
-
-
-def salt_of(request: Request, own: str | None) -> str:
-    """The cache salt of a request: its own and, unless its tenant shares the cache, the tenant's name."""
-    tenant: Tenant | None = getattr(request.state, "tenant", None)
-    return own or "" if tenant is None else tenant.salt(own)
-
-
-def place_of(request: Request) -> Place | None:
-    """The place that the gate has given the request, or None."""
-    place: Place | None = getattr(request.state, "place", None)
-    return place

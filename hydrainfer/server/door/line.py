@@ -4,21 +4,20 @@
 
 Preparation (templates, tokens, pixels) takes cores that the instances compute with, and its results take memory. So
 only requests that are likely to have their first token within `_AHEAD_S` are prepared, and a few more, so that their
-rate can be measured. The rank is that of the scheduler (`scheduler/order.py`), and a request waits only for those of
+rate can be measured. The rank is that of the scheduler (`rank_s`), and a request waits only for those of
 better rank: a short prompt that would pass a long one at the instance also passes it here. Each tenant has its share of
 the requests that are ahead.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
 
 from hydrainfer.core import Share
-from hydrainfer.scheduler import Policy
+from hydrainfer.scheduler import Policy, rank_s
 from hydrainfer.server.door.queues import Queue
 
 _AHEAD_S = 1.0
@@ -58,8 +57,7 @@ class PreparationLine:
     def __init__(self, queue: Queue, n_least: int, policy: Policy) -> None:
         self.n_waiting = self.n_ahead = 0
         self._queue, self._n_least = queue, n_least
-        self._ageing = policy.ageing if policy.order == "rank" else math.inf
-        self._boost_s = policy.boost_s if policy.order == "rank" else 0.0
+        self._policy = policy
         self._tenants: OrderedDict[str, _TenantLine] = OrderedDict()  # tenants with places here
         self._weights = 0.0
         self._ages = count()
@@ -70,7 +68,7 @@ class PreparationLine:
         if tenant is None:
             tenant = self._tenants[share.tenant] = _TenantLine(share.weight)
             self._weights += share.weight
-        rank = arrival_s + units * self._queue.pace() / self._ageing - self._boost_s * priority
+        rank = rank_s(self._policy, arrival_s, units * self._queue.pace(), priority)
         turn = LinePlace(share, (rank, next(self._ages)), units, go)
         insort(tenant.waiting, turn, key=_key)
         self.n_waiting += 1

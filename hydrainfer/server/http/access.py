@@ -33,8 +33,18 @@ class Access:
     Every request is counted and logged in one line: method, path without `root_path`, status, seconds to the last byte,
     ids. Other headers, addresses, queries and bodies are not logged."""
 
-    def __init__(self, app: ASGIApp, counts: HttpCounts, clock: Callable[[], float] = time.monotonic) -> None:
-        self._app, self._counts, self._clock = app, counts, clock
+    def __init__(
+        self,
+        app: ASGIApp,
+        counts: HttpCounts,
+        handler_of: Callable[[Scope], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`handler_of`: the path under which a request is counted."""
+        self._app = app
+        self._counts = counts
+        self._handler_of = handler_of
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,12 +65,10 @@ class Access:
         try:
             await self._app(scope, receive, note)
         finally:
-            state = scope.get("state", {})
-            handler = getattr(scope.get("route"), "path", state.get("handler", "none"))
-            self._counts.add(handler, scope["method"], status)
+            self._counts.add(self._handler_of(scope), scope["method"], status)
             path, prefix = scope.get("raw_path", b""), scope.get("root_path", "").encode()
             path = path[len(prefix) :] if path.startswith(prefix + b"/") else path
-            error = state.get("error", "")
+            error = scope.get("state", {}).get("error", "")
             write_line(scope["method"], path, status, self._clock() - begin_s, given, ours, error)
 
 

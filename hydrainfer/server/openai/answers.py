@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from hydrainfer.core import InvalidRequest, ModelNotFound
 from hydrainfer.processor import ChatMessage, ChatOptions, parse_messages, parse_tools
-from hydrainfer.server.door import place_of, salt_of, urgency_of
+from hydrainfer.server.door import Standing
 from hydrainfer.server.http import unless_disconnected
 from hydrainfer.server.live import EventStream, Intake, TokenStream
 from hydrainfer.server.openai.fields import ChatFields, CommonFields, CompletionFields
@@ -80,14 +80,15 @@ class Answers:
             how = tool_format(self.intake.processor.model)
             sampling = sampling_for(sampling, tools, how)
             kind = partial(shape.with_tools, tools=tools, how=how)
+        standing = Standing.of(request.scope)
         work = self.intake.chat(
             messages,
             sampling,
             id=self._name(shape.prefix),
             options=ChatOptions(tools, fields.template_variables, fields.mm_processor_kwargs),
-            place=place_of(request),
-            urgency=urgency_of(request, fields.priority, fields.deadline_s),
-            salt=salt_of(request, fields.cache_salt),
+            place=standing.place,
+            urgency=standing.urgency(fields.priority, fields.deadline_s),
+            salt=standing.salt(fields.cache_salt),
         )
         return await self._answer(request, fields, name, kind, work)
 
@@ -95,14 +96,15 @@ class Answers:
         name = self.check_model(fields.model)
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
+        standing = Standing.of(request.scope)
         work = self.intake.complete(
             fields.prompt,
             sampling,
             id=self._name(shape.prefix),
             add_special=fields.add_special_tokens,
-            place=place_of(request),
-            salt=salt_of(request, fields.cache_salt),
-            urgency=urgency_of(request, fields.priority, fields.deadline_s),
+            place=standing.place,
+            urgency=standing.urgency(fields.priority, fields.deadline_s),
+            salt=standing.salt(fields.cache_salt),
         )
         return await self._answer(request, fields, name, shape.plain, work)
 
@@ -111,7 +113,7 @@ class Answers:
     ) -> list[int]:
         """The prompt ids of a chat. `salt`: the request's own. Raises as `Intake.encode_chat`, and
         `ClientDisconnect`."""
-        work = self.intake.encode_chat(messages, options, salt_of(request, salt))
+        work = self.intake.encode_chat(messages, options, Standing.of(request.scope).salt(salt))
         return await unless_disconnected(work, request.receive, lambda _: None)
 
     def _name(self, kind: str) -> str:
