@@ -75,7 +75,7 @@ def create_app(
         intake.sessions.close()
 
     tenants = tenants or Tenants()
-    book = Protocols(protocols)
+    spoken = Protocols(protocols)
     app = FastAPI(
         title="HydraInfer",
         version=settings.version,
@@ -83,11 +83,11 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.openapi = lambda: describe(app, settings.root_path, book)  # type: ignore[method-assign]
-    install_error_handlers(app, book)
-    door = app.state.door = Door(intake.sessions.admission, tenants, book, settings.max_connections)
+    app.openapi = lambda: describe(app, settings.root_path, spoken)  # type: ignore[method-assign]
+    install_error_handlers(app, spoken)
+    door = app.state.door = Door(intake.sessions.admission, tenants, spoken, settings.max_connections)
     app.add_middleware(Gate, door=door, timeout_s=intake.timeout_s, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(Farewell, protocols=book)
+    app.add_middleware(Farewell, protocols=spoken)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -97,17 +97,17 @@ def create_app(
             expose_headers=EXPOSED,
         )
     if tenants.open and is_loopback(settings.host) and "*" not in settings.allowed_origins:
-        app.add_middleware(Hosts, host=settings.host, origins=settings.allowed_origins, protocols=book)
+        app.add_middleware(Hosts, host=settings.host, origins=settings.allowed_origins, protocols=spoken)
     app.add_middleware(Access, counts=door.counts, handler_of=handler_of)
     if settings.root_path:
         app.add_middleware(Prefixed, prefix=settings.root_path)
     answers = Answers(intake, settings.model_names, wall_clock)
-    bodies = Bodies(settings.max_body_bytes, intake.timeout_s, FieldCheck(book.known).check)
+    bodies = Bodies(settings.max_body_bytes, intake.timeout_s, FieldCheck(spoken.known).check)
     app.include_router(_open_routes(settings, intake, lambda: metrics() + door.counts.page()))
     guarded = [Depends(_require_key(tenants))]
     app.include_router(page_routes())
     first, *others = (protocol.routes(answers, bodies) for protocol in protocols)
-    for router in (first, _instance_routes(settings, intake, ended_after), *others):
+    for router in (first, _instance_routes(settings, intake, ended_after), *others):  # as /openapi.json has them
         app.include_router(router, dependencies=guarded)
     return app
 

@@ -135,7 +135,7 @@ def test_options_of_ollama_that_would_change_the_answer_are_refused(server):
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_an_unknown_field_is_ignored_and_logged_once(server, path, caplog):
     name = f"field_of_{path.replace('/', '_')}\n"
-    with caplog.at_level(logging.WARNING, "hydrainfer.server.http.known"):
+    with caplog.at_level(logging.WARNING, "hydrainfer.server.known"):
         for _ in range(3):
             assert server.post(path, **LEAST[path], **{name: 5}).status_code == 200
     (line,) = caplog.messages
@@ -144,7 +144,7 @@ def test_an_unknown_field_is_ignored_and_logged_once(server, path, caplog):
 
 def test_names_of_unknown_fields_take_little_memory_and_few_lines(caplog):
     check = FieldCheck(ENDPOINTS)
-    with caplog.at_level(logging.WARNING, "hydrainfer.server.http.known"):
+    with caplog.at_level(logging.WARNING, "hydrainfer.server.known"):
         for i in range(1000):
             check.check("/v1/completions", {f"{i} {'x' * 5000}": 1, "prompt": "x"})
     assert len(caplog.messages) == len(check._noted) <= 256 and max(map(len, caplog.messages)) < 200

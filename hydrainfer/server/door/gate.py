@@ -41,7 +41,9 @@ class Asked(NamedTuple):
     @classmethod
     def read(cls, headers: Headers) -> Asked:
         """The values of these headers. Raises `InvalidRequest`."""
-        n_bytes, returning, authorization = None, False, ""
+        n_bytes: int | None = None
+        returning = False
+        authorization = ""
         priority: float | None = None
         within_s: float | None = None
         for name, value in headers:
@@ -112,7 +114,8 @@ class Door:
         place = self.admission.enter(asked.n_bytes, returning=returning, urgency=urgency)
         place.mark = mark
         self.tenants.begin(tenant)
-        place.on_tokens, place.on_leave = partial(self.tenants.charge, tenant), partial(self.tenants.end, tenant)
+        place.on_tokens = partial(self.tenants.charge, tenant)
+        place.on_leave = partial(self.tenants.end, tenant)
 
         def count(n: int) -> None:
             self.tenants.claim(tenant, n)
@@ -153,7 +156,8 @@ class Gate:
     request waits here."""
 
     def __init__(self, app: ASGIApp, door: Door, timeout_s: float, max_body_bytes: int) -> None:
-        self._app, self._door = app, door
+        self._app = app
+        self._door = door
         self._crowd = Crowd(door.admission, timeout_s, max_body_bytes)
         self._turns = asyncio.Semaphore(_PER_TURN)  # a waiting task is woken in the loop's next turn
 

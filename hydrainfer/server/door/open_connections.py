@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hydrainfer.core import SeldomLog
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("hydrainfer.server.open_connections")
 
 
 class Closable(Protocol):

@@ -9,7 +9,7 @@ import orjson
 
 from hydrainfer.core import HydraError, InternalError, Overloaded
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("hydrainfer.server.errors")
 
 JSON = "application/json"
 _INTERNAL = "the server failed to run this request; its log says more"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hydrainfer.core import InvalidRequest
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("hydrainfer.server.known")
 EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
 _MOST_NOTED = 256  # names of unknown fields that are remembered, and so logged
 

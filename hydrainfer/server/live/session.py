@@ -24,7 +24,7 @@ from hydrainfer.processor import PixelStore, Prepared, Vocabulary
 from hydrainfer.server.door import AdmissionControl, Place, Work
 from hydrainfer.server.live.stream import TokenStream
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("hydrainfer.server.session")
 
 Timings = Callable[[str], Timeline | None]
 DEADLINE_GRACE_S = 2.0
