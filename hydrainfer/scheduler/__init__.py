@@ -4,6 +4,7 @@ Called by the engine and, unchanged, by the simulator. Never touches tensors, so
 """
 
 from hydrainfer.scheduler.backlog import backlog
+from hydrainfer.scheduler.order import rank_s
 from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.policy import ENOUGH_S, RUNNING, STEP_S, Budgets, Policy
@@ -23,5 +24,6 @@ __all__ = [
     "Shift",
     "Turn",
     "backlog",
+    "rank_s",
     "skip",
 ]

@@ -22,6 +22,16 @@ Rank = tuple[float, float, int]
 LAST: Rank = (float("inf"), float("inf"), 0)
 
 
+def rank_s(policy: Policy, arrival_s: float, work_s: float, priority: int) -> float:
+    """The rank of a request with `work_s` seconds of work left, in seconds."""
+    if policy.order != "rank":
+        return arrival_s
+    rank = arrival_s + work_s / policy.ageing
+    if priority:
+        rank -= policy.boost_s * max(-policy.max_priority, min(priority, policy.max_priority))
+    return rank
+
+
 class Order:
     """The ranks of sequences; `fair` says which tenant goes first. A sequence's remaining work counts only in stages
     that run here, at the pace measured here."""
@@ -37,11 +47,8 @@ class Order:
         computed."""
         if not self.ranked:
             return age[0], *age
-        p = self._policy
-        rank_s = age[0] + self.pace.seconds(n_tokens, n_pictures) / p.ageing
-        if request.priority:
-            rank_s -= p.boost_s * max(-p.max_priority, min(request.priority, p.max_priority))
-        return rank_s, *age
+        work_s = self.pace.seconds(n_tokens, n_pictures)
+        return rank_s(self._policy, age[0], work_s, request.priority), *age
 
     def place(self, seq: LiveSequence, n_tokens: int, n_pictures: int) -> None:
         """Set the rank of a sequence with this much remaining work."""

@@ -1,19 +1,14 @@
-"""The OpenAI-style HTTP API: fields, errors, server-sent events; and its sessions, which the offline API also uses.
+"""The HTTP server: `protocols` that clients speak, `openai` to which they are translated, `live` requests, which the
+offline API also uses, the `door` that lets requests in, the `page` at `/`, and `http`, which all have in common.
 
-Called by `assemble` and `offline`. Sends requests to an `EngineHandle` and knows nothing of scheduling, tensors or
-checkpoints; text and pictures are processed by `processor`.
+Called by `assemble` and `offline`. Sends requests to an `EngineHandle`; text and pictures are processed by `processor`.
+Of the scheduler it knows only the rank by which requests wait; of tensors and checkpoints nothing.
 """
 
-from hydrainfer.server.access import read_origins
-from hydrainfer.server.admission import AdmissionControl
 from hydrainfer.server.app import ServerSettings, create_app
-from hydrainfer.server.connection import Connection
-from hydrainfer.server.intake import Intake
-from hydrainfer.server.logs import StatsLine, written_logs
-from hydrainfer.server.session import Sessions
-from hydrainfer.server.stream import TokenStream
-from hydrainfer.server.tenants import Tenants
-from hydrainfer.server.traces import Traces, open_traces
+from hydrainfer.server.door import AdmissionControl, Connection, Tenants
+from hydrainfer.server.http import StatsLine, read_origins, written_logs
+from hydrainfer.server.live import Intake, Sessions, TokenStream, Traces, open_traces
 
 __all__ = [
     "AdmissionControl",

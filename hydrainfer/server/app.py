@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from hydrainfer.core import InstanceInfo, InvalidRequest
-from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
-from hydrainfer.server.access import EXPOSED, Access
-from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import Bodies, json_response
-from hydrainfer.server.errors import Farewell, install_error_handlers
-from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
-from hydrainfer.server.fronts import front_routes, ollama_routes
-from hydrainfer.server.gate import Door, Gate, authorization_of
-from hydrainfer.server.hosts import Hosts, is_loopback
-from hydrainfer.server.instances import instance_card, trouble
-from hydrainfer.server.intake import Intake
+from hydrainfer.core import InstanceInfo
+from hydrainfer.server.door import Door, Gate, Hosts, Tenants, authorization_of, handler_of, is_loopback
+from hydrainfer.server.http import (
+    EXPOSED,
+    Access,
+    Bodies,
+    Farewell,
+    FieldCheck,
+    Prefixed,
+    Protocol,
+    Protocols,
+    install_error_handlers,
+    json_response,
+)
+from hydrainfer.server.live import Intake
+from hydrainfer.server.openai import Answers
 from hydrainfer.server.openapi import describe
-from hydrainfer.server.page import EndedAfter, overview, page_routes
-from hydrainfer.server.paths import Prefixed
-from hydrainfer.server.tenants import Tenants
+from hydrainfer.server.page import EndedAfter, instance_card, overview_body, page_routes, trouble
+from hydrainfer.server.protocols import PROTOCOLS
 
 _RETRY_AFTER_S = "5"
 
@@ -58,11 +61,13 @@ def create_app(
     metrics: Callable[[], bytes],
     ended_after: EndedAfter = lambda _: (),
     tenants: Tenants | None = None,
+    protocols: Sequence[Protocol] = PROTOCOLS,
     wall_clock: Callable[[], float] = time.time,
 ) -> FastAPI:
     """The ASGI application. `metrics` returns Prometheus text; `ended_after`: the latest ended requests, for the page
-    at `/`. `tenants`: /v1, /api, /tokenize and /detokenize need one of their keys; default: open to all. `Connection`
-    uses `app.state.door`. The caller closes the engine and the intake after the server has stopped."""
+    at `/`. `tenants`: all but the open routes need one of their keys; default: open to all. `protocols`: the APIs that
+    it speaks. `Connection` uses `app.state.door`. The caller closes the engine and the intake after the server has
+    stopped."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -70,6 +75,7 @@ def create_app(
         intake.sessions.close()
 
     tenants = tenants or Tenants()
+    spoken = Protocols(protocols)
     app = FastAPI(
         title="HydraInfer",
         version=settings.version,
@@ -77,11 +83,11 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.openapi = lambda: describe(app, settings.root_path)  # type: ignore[method-assign]
-    install_error_handlers(app)
-    door = app.state.door = Door(intake.sessions.admission, tenants, settings.max_connections)
+    app.openapi = lambda: describe(app, settings.root_path, spoken)  # type: ignore[method-assign]
+    install_error_handlers(app, spoken)
+    door = app.state.door = Door(intake.sessions.admission, tenants, spoken, settings.max_connections)
     app.add_middleware(Gate, door=door, timeout_s=intake.timeout_s, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(Farewell)
+    app.add_middleware(Farewell, protocols=spoken)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -91,20 +97,18 @@ def create_app(
             expose_headers=EXPOSED,
         )
     if tenants.open and is_loopback(settings.host) and "*" not in settings.allowed_origins:
-        app.add_middleware(Hosts, host=settings.host, origins=settings.allowed_origins)
-    app.add_middleware(Access, counts=door.counts)
+        app.add_middleware(Hosts, host=settings.host, origins=settings.allowed_origins, protocols=spoken)
+    app.add_middleware(Access, counts=door.counts, handler_of=handler_of)
     if settings.root_path:
         app.add_middleware(Prefixed, prefix=settings.root_path)
     answers = Answers(intake, settings.model_names, wall_clock)
-    bodies = Bodies(settings.max_body_bytes, intake.timeout_s)
+    bodies = Bodies(settings.max_body_bytes, intake.timeout_s, FieldCheck(spoken.known).check)
     app.include_router(_open_routes(settings, intake, lambda: metrics() + door.counts.page()))
     guarded = [Depends(_require_key(tenants))]
     app.include_router(page_routes())
-    app.include_router(_model_routes(settings, answers, bodies, int(wall_clock())), dependencies=guarded)
-    app.include_router(_instance_routes(settings, intake, ended_after), dependencies=guarded)
-    app.include_router(_text_routes(answers, bodies), dependencies=guarded)
-    app.include_router(front_routes(answers, bodies), dependencies=guarded)
-    app.include_router(ollama_routes(answers, bodies), dependencies=guarded)
+    first, *others = (protocol.routes(answers, bodies) for protocol in protocols)
+    for router in (first, _instance_routes(settings, intake, ended_after), *others):  # as /openapi.json has them
+        app.include_router(router, dependencies=guarded)
     return app
 
 
@@ -115,7 +119,7 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
         return intake.sessions.handle.instances()
 
     @router.head("/health", include_in_schema=False)
-    @router.get("/health")
+    @router.get("/health", summary="Whether every stage makes progress")
     async def health() -> Response:
         why_not = trouble(instances(), settings.stall_s)
         if why_not is None:
@@ -123,7 +127,7 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
         return json_response(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
     @router.head("/ready", include_in_schema=False)
-    @router.get("/ready")
+    @router.get("/ready", summary="Whether new requests are taken")
     async def ready() -> Response:
         draining = {"status": "draining", "live": intake.sessions.n_live}
         why_not = draining if intake.sessions.admission.closed else trouble(instances(), settings.stall_s)
@@ -131,40 +135,13 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
             return json_response({"status": "ready"})
         return json_response(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
-    @router.get("/metrics")
+    @router.get("/metrics", summary="Prometheus metrics")
     async def prometheus() -> Response:
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @router.get("/version")
+    @router.get("/version", summary="The version")
     async def version() -> Response:
         return json_response({"version": settings.version})
-
-    return router
-
-
-def _model_routes(settings: ServerSettings, answers: Answers, bodies: Bodies, created: int) -> APIRouter:
-    router = APIRouter()
-    model = answers.intake.processor.model
-
-    def model_card(name: str) -> dict[str, Any]:
-        card = {"id": name, "object": "model", "created": created, "owned_by": "hydrainfer"}
-        return {**card, "root": model.path.name, "max_model_len": model.n_context}
-
-    @router.get("/v1/models")
-    async def models() -> Response:
-        return json_response({"object": "list", "data": [model_card(name) for name in settings.model_names]})
-
-    @router.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
-        return json_response(model_card(answers.check_model(name)))
-
-    @router.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await answers.chat(request, parse(ChatFields, await bodies.read(request)))
-
-    @router.post("/v1/completions")
-    async def complete(request: Request) -> Response:
-        return await answers.complete(request, parse(CompletionFields, await bodies.read(request)))
 
     return router
 
@@ -172,47 +149,15 @@ def _model_routes(settings: ServerSettings, answers: Answers, bodies: Bodies, cr
 def _instance_routes(settings: ServerSettings, intake: Intake, ended_after: EndedAfter) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v1/instances")
+    @router.get("/v1/instances", summary="The instances and their load")
     async def instances() -> Response:
         cards = [instance_card(info) for info in intake.sessions.handle.instances()]
         return json_response({"object": "list", "data": cards})
 
-    @router.get("/v1/overview")
+    @router.get("/v1/overview", summary="What the page at / reads")
     async def look(after: Annotated[int, Query(ge=0)] = 0) -> Response:
-        body = overview(intake, settings.model_names[0], settings.version, ended_after, after)
+        body = overview_body(intake, settings.model_names[0], settings.version, ended_after, after)
         return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
-
-    return router
-
-
-def _text_routes(answers: Answers, bodies: Bodies) -> APIRouter:
-    router = APIRouter()
-    intake = answers.intake
-    processor = intake.processor
-
-    @router.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        fields = parse(TokenizeFields, await bodies.read(request))
-        answers.check_model(fields.model)
-        if (fields.prompt is None) == (fields.messages is None):
-            raise InvalidRequest("send either prompt or messages", param="prompt")
-        if fields.prompt is not None:
-            text, special = fields.prompt, fields.add_special_tokens
-            ids = await intake.run(lambda: processor.encode(text, add_special=special))
-        else:
-            messages, tools = parse_messages(fields.messages), parse_tools(fields.tools)
-            options = ChatOptions(tools, fields.chat_template_kwargs, fields.mm_processor_kwargs)
-            ids = await answers.encode_chat(request, messages, options)
-        body = {"count": len(ids), "max_model_len": processor.model.n_context, "tokens": ids}
-        if fields.return_token_strs:
-            body["token_strs"] = [processor.model.vocabulary.token_text(i) for i in ids]
-        return json_response(body)
-
-    @router.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        fields = parse(DetokenizeFields, await bodies.read(request))
-        answers.check_model(fields.model)
-        return json_response({"prompt": await intake.run(lambda: processor.decode(fields.tokens))})
 
     return router
 

@@ -16,8 +16,9 @@ from PIL import Image
 from hydrainfer.cluster.messages import Beat, Cancel, Close, Hello, Members, Orders, Peer, Report, Submit, encode
 from hydrainfer.core import LifecycleEvent, Load, Output, Request, SamplingParams
 from hydrainfer.core.events import EventKind
-from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
-from hydrainfer.server.known import ENDPOINTS
+from hydrainfer.server.http.protocol import Protocols
+from hydrainfer.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from hydrainfer.server.protocols import PROTOCOLS
 
 HI = [{"role": "user", "content": "hi"}]
 GOOD: dict[str, dict[str, Any]] = {
@@ -45,7 +46,9 @@ _PATHS = "/v1/models /health /ready /metrics /version /v1/instances /v1/overview
 _FIELDS = {
     name for kind in (ChatFields, CompletionFields, TokenizeFields, DetokenizeFields) for name in kind.model_fields
 }
-NAMES = sorted(_FIELDS | {name for known in ENDPOINTS.values() for name in known.refused} | set(_OTHERS.split()))
+NAMES = sorted(
+    _FIELDS | {name for known in Protocols(PROTOCOLS).known.values() for name in known.refused} | set(_OTHERS.split())
+)
 WORDS = (*_SAID.split(), "http://127.0.0.1:1/x.png", "\x00", "\ud800", "😀", "a" * 300, "")
 PATHS = tuple(_PATHS.split())
 HEADERS = (

@@ -17,6 +17,7 @@ from hydrainfer.grammar import load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import Fetcher, FetchLimits, MediaLimits, PixelStore, Processor, load_description
 from hydrainfer.server import AdmissionControl, Connection, Intake, ServerSettings, Sessions, create_app
+from hydrainfer.server.protocols import PROTOCOLS
 from tests.checkpoints import make_llava
 from tests.server.fakes import FakeEngine
 
@@ -41,6 +42,7 @@ class ServerUnderTest:
         workers=None,
         tenants=None,
         keep_alive_s=5,
+        protocols=PROTOCOLS,
         **settings,
     ):
         self.model = model
@@ -73,6 +75,7 @@ class ServerUnderTest:
             metrics=lambda: b"fake_metric 1\n",
             ended_after=self.recorder.ended_after,
             tenants=tenants,
+            protocols=protocols,
         )
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))

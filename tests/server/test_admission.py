@@ -15,8 +15,8 @@ from hydrainfer.core import HydraError, Overloaded, Unavailable
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import parse_messages
 from hydrainfer.server import AdmissionControl, Tenants
-from hydrainfer.server.admission import DECODING, PICTURES, TEXT, Work
-from hydrainfer.server.returns import Mark
+from hydrainfer.server.door.admission import DECODING, PICTURES, TEXT, Work
+from hydrainfer.server.door.returns import Mark
 from tests.server.conftest import image_part, wait_until
 
 SMALL = Work(TEXT, 100.0)

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from hydrainfer.server import Connection
-from hydrainfer.server.access import AccessLines
-from hydrainfer.server.gate import Door
+from hydrainfer.server.door.gate import Door
+from hydrainfer.server.http.access import AccessLines
+from hydrainfer.server.http.protocol import Protocols
 from tests.server.conftest import wait_until
 
 pytestmark = pytest.mark.cpu
@@ -158,7 +159,7 @@ def test_a_known_head_is_let_in_once_there_is_room(start):
 
 
 def test_heads_are_forgotten_once_there_are_too_many():
-    door = Door(None, None)
+    door = Door(None, None, Protocols(()))
     for i in range(2500):
         door.remember(b"POST / %d" % i, None)
         assert 0 < len(door.heads) <= 1024 and b"POST / %d" % i in door.heads
@@ -341,7 +342,7 @@ def test_a_large_body_is_no_head(fresh):
 
 
 def test_who_sends_no_head_in_time_is_closed(fresh, monkeypatch):
-    monkeypatch.setattr("hydrainfer.server.connection._HEAD_S", 0.3)
+    monkeypatch.setattr("hydrainfer.server.door.connection._HEAD_S", 0.3)
     silent, begun = fresh(), fresh()
     begun.sock.sendall(b"GET /version HTTP/1.1\r\nx: y\r\n")
     head, _, body = said_by(begun).partition(b"\r\n\r\n")
@@ -350,7 +351,7 @@ def test_who_sends_no_head_in_time_is_closed(fresh, monkeypatch):
 
 
 def test_who_begins_a_second_head_and_stops_is_closed(fresh, monkeypatch):
-    monkeypatch.setattr("hydrainfer.server.connection._HEAD_S", 0.3)
+    monkeypatch.setattr("hydrainfer.server.door.connection._HEAD_S", 0.3)
     for begin in (b"GET /v", b"\r\n"):
         raw = fresh()
         assert answers_to(raw, [raw_request(b"", method="GET", path="/version")], 1)[0][0] == 200
@@ -359,7 +360,7 @@ def test_who_begins_a_second_head_and_stops_is_closed(fresh, monkeypatch):
 
 
 def test_an_answer_or_a_pause_that_takes_longer_than_a_head_may_is_not_cut(start, monkeypatch):
-    monkeypatch.setattr("hydrainfer.server.connection._HEAD_S", 0.1)
+    monkeypatch.setattr("hydrainfer.server.door.connection._HEAD_S", 0.1)
     server = start(step_s=0.05)
     raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
     raw.connect()

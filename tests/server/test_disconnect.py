@@ -136,7 +136,7 @@ def test_too_many_pictures_are_429_and_413_where_waiting_is_no_use(start):
 
 
 def test_the_session_guards_the_deadline_of_a_frozen_engine(start, monkeypatch):
-    monkeypatch.setattr("hydrainfer.server.session.DEADLINE_GRACE_S", 0.1)
+    monkeypatch.setattr("hydrainfer.server.live.session.DEADLINE_GRACE_S", 0.1)
     server = start(timeout_s=0.2)
     server.engine.hold.set()
     response = server.chat()
@@ -146,7 +146,7 @@ def test_the_session_guards_the_deadline_of_a_frozen_engine(start, monkeypatch):
 
 
 def test_a_long_wait_sends_the_headers_first(start, monkeypatch):
-    monkeypatch.setattr("hydrainfer.server.answers.FIRST_OUTPUT_S", 0.1)
+    monkeypatch.setattr("hydrainfer.server.openai.answers.FIRST_OUTPUT_S", 0.1)
     server = start()
     server.engine.hold.set()
     with server.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:

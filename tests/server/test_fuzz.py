@@ -4,8 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.server.fields import ChatFields, CompletionFields
-from hydrainfer.server.known import ENDPOINTS
+from hydrainfer.server.http.protocol import Protocols
+from hydrainfer.server.openai.fields import ChatFields, CompletionFields
+from hydrainfer.server.protocols import PROTOCOLS
 from tests.server.conftest import image_part
 
 pytestmark = pytest.mark.cpu
@@ -16,7 +17,7 @@ names = sorted(
     {
         *ChatFields.model_fields,
         *CompletionFields.model_fields,
-        *(name for known in ENDPOINTS.values() for name in known.refused),
+        *(name for known in Protocols(PROTOCOLS).known.values() for name in known.refused),
     }
     - {"model", "messages", "prompt"}
 )

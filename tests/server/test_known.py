@@ -12,11 +12,14 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as Text
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as Responses
 
-from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
-from hydrainfer.server.known import ENDPOINTS, OLLAMA_OPTIONS, FieldCheck
+from hydrainfer.server.http.known import FieldCheck
+from hydrainfer.server.http.protocol import Protocols
+from hydrainfer.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from hydrainfer.server.protocols import PROTOCOLS
 from tests.server.test_ollama import lines
 
 pytestmark = pytest.mark.cpu
+ENDPOINTS = Protocols(PROTOCOLS).known
 
 VLLM = """
 frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream stream_options temperature top_p
@@ -75,7 +78,7 @@ def test_every_documented_field_is_in_the_table(path):
 
 
 def test_every_option_of_ollama_is_in_the_table():
-    assert OLLAMA_OPTIONS.unknown(dict.fromkeys([*Options.model_fields, "min_p"])) == []
+    assert ENDPOINTS["/api/chat"].nested["options"].unknown(dict.fromkeys([*Options.model_fields, "min_p"])) == []
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -140,7 +143,7 @@ def test_an_unknown_field_is_ignored_and_logged_once(server, path, caplog):
 
 
 def test_names_of_unknown_fields_take_little_memory_and_few_lines(caplog):
-    check = FieldCheck()
+    check = FieldCheck(ENDPOINTS)
     with caplog.at_level(logging.WARNING, "hydrainfer.server.known"):
         for i in range(1000):
             check.check("/v1/completions", {f"{i} {'x' * 5000}": 1, "prompt": "x"})

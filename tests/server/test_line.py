@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hydrainfer.core import Share
 from hydrainfer.scheduler import Policy
-from hydrainfer.server.line import PreparationLine
-from hydrainfer.server.queues import Queue
+from hydrainfer.server.door.line import PreparationLine
+from hydrainfer.server.door.queues import Queue
 from tests.server.conftest import image_part, wait_until
 from tests.server.test_bad_input import begun
 

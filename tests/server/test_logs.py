@@ -10,7 +10,7 @@ import pytest
 from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
 from hydrainfer.metrics import PrometheusRecorder, QueueStats
 from hydrainfer.server import StatsLine, written_logs
-from hydrainfer.server.access import write_line
+from hydrainfer.server.http.access import write_line
 
 pytestmark = pytest.mark.unit
 

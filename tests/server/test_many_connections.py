@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hydrainfer.server.open_connections import OpenConnections
+from hydrainfer.server.door.open_connections import OpenConnections
 
 pytestmark = pytest.mark.cpu
 

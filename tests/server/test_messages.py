@@ -9,10 +9,10 @@ import pytest
 from hydrainfer.core import ErrorInfo, Output, Unavailable
 from hydrainfer.processor import FORMATS, Tools
 from hydrainfer.server import Tenants
-from hydrainfer.server.fronts.messages_turn import MessageTurn
-from hydrainfer.server.fronts.ollama_turn import ChatTurn
-from hydrainfer.server.fronts.responses_turn import ResponseTurn
-from hydrainfer.server.stream import Delta
+from hydrainfer.server.live.stream import Delta
+from hydrainfer.server.protocols.messages_turn import MessageTurn
+from hydrainfer.server.protocols.ollama_turn import ChatTurn
+from hydrainfer.server.protocols.responses_turn import ResponseTurn
 from tests.server.conftest import picture
 from tests.server.test_responses import SAID, hermes_server, tools_server  # noqa: F401
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hydrainfer.server import Tenants
-from hydrainfer.server.fronts.ollama import chat_of
+from hydrainfer.server.protocols.ollama_chat import chat_of
 from tests.server.conftest import picture
 from tests.server.test_responses import SAID, hermes_server, tools_server  # noqa: F401
 from tests.server.test_tools import WEATHER

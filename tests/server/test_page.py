@@ -10,7 +10,7 @@ from hydrainfer.server import Tenants
 from tests.server.conftest import wait_until
 
 pytestmark = pytest.mark.cpu
-WEB = files("hydrainfer.server").joinpath("web")
+WEB = files("hydrainfer.server.page").joinpath("web")
 FILES = sorted(f.name for f in WEB.iterdir())
 
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from hydrainfer.core import Share
-from hydrainfer.server.queues import LATEST_TURN_S, Queue
-from hydrainfer.server.returns import Mark, Returns
+from hydrainfer.server.door.queues import LATEST_TURN_S, Queue
+from hydrainfer.server.door.returns import Mark, Returns
 
 
 def test_a_queue_is_as_long_as_what_left_it_lately_took():

@@ -6,7 +6,7 @@ import pytest
 
 from hydrainfer.core import Grammar, Reasoning
 from hydrainfer.processor import load_description
-from hydrainfer.server.fronts.responses import chat_of
+from hydrainfer.server.protocols.responses_chat import chat_of
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest
 from tests.server.test_tools import ADD, SAID, USER, WEATHER, add_marks

@@ -9,8 +9,8 @@ import pytest
 from hydrainfer.core import ErrorInfo, InvalidRequest, Output, Unavailable
 from hydrainfer.processor import load_description
 from hydrainfer.server import Tenants
-from hydrainfer.server.fronts.reading import name_places
-from hydrainfer.server.fronts.responses import chat_of
+from hydrainfer.server.protocols.reading import name_places
+from hydrainfer.server.protocols.responses_chat import chat_of
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest, data_url, picture
 from tests.server.test_tools import SAID as CALLED

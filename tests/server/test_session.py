@@ -18,7 +18,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.processor import PixelStore, Processor, parse_messages
 from hydrainfer.server import Intake, Sessions
-from hydrainfer.server.admission import Work
+from hydrainfer.server.door.admission import Work
 from tests.server.conftest import image_part, wait_until
 from tests.server.fakes import FakeEngine
 

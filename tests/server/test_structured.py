@@ -12,7 +12,7 @@ import pytest
 
 from hydrainfer.core import Grammar
 from hydrainfer.grammar.bounds import TrialBounds
-from hydrainfer.server.fields import ChatFields, parse
+from hydrainfer.server.openai.fields import ChatFields, parse
 from tests.server.conftest import wait_until
 
 pytestmark = pytest.mark.cpu

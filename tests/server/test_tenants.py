@@ -8,7 +8,7 @@ import pytest
 
 from hydrainfer.core import ConfigError, Overloaded, Unauthorized
 from hydrainfer.server import Tenants
-from hydrainfer.server.gate import Asked
+from hydrainfer.server.door.gate import Asked
 from tests.server.conftest import wait_until
 from tests.server.test_admission import Clock
 

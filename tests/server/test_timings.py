@@ -81,7 +81,7 @@ def test_an_engine_that_tells_nothing(start):
 
 
 def test_an_engine_that_does_not_end_holds_no_answer_up(start, monkeypatch):
-    monkeypatch.setattr("hydrainfer.server.answers.SETTLED_S", 0.05)
+    monkeypatch.setattr("hydrainfer.server.openai.answers.SETTLED_S", 0.05)
     server = start(step_s=0.01)
     cancel, ignored = server.engine.cancel, []
     monkeypatch.setattr(server.engine, "cancel", ignored.extend)

@@ -4,7 +4,7 @@ import pytest
 
 from hydrainfer.core import DeadlineExceeded
 from hydrainfer.server import AdmissionControl
-from hydrainfer.server.admission import TEXT, Urgency, Work
+from hydrainfer.server.door.admission import TEXT, Urgency, Work
 from tests.server.test_admission import Clock
 
 pytestmark = pytest.mark.cpu
@@ -54,7 +54,7 @@ def test_what_cannot_be_meant_is_400(server, fields, headers, param):
 
 @pytest.mark.parametrize("by", ["field", "header"])
 def test_a_deadline_ends_the_request(start, monkeypatch, by):
-    monkeypatch.setattr("hydrainfer.server.session.DEADLINE_GRACE_S", 0.1)
+    monkeypatch.setattr("hydrainfer.server.live.session.DEADLINE_GRACE_S", 0.1)
     server = start()
     server.engine.hold.set()
     server.http.headers.update({"x-deadline-s": "0.3"} if by == "header" else {})

@@ -1,0 +1,50 @@
+"""What all HTTP here has in common: bodies within limits, errors, ids and log lines, and what a protocol declares.
+
+Imported by all other parts of the server. Knows nothing of models.
+"""
+
+from hydrainfer.server.http.access import EXPOSED, Access, RefusalLines, id_in, new_id, read_origins
+from hydrainfer.server.http.body import Bodies, arriving, disconnected, json_response, unless_disconnected
+from hydrainfer.server.http.errors import JSON, as_hydra_error, error_body, error_headers
+from hydrainfer.server.http.failures import Farewell, install_error_handlers
+from hydrainfer.server.http.known import EMPTY, EXTENSIONS, FieldCheck, KnownFields, Refusal, names, refusals
+from hydrainfer.server.http.logs import StatsLine, written_logs
+from hydrainfer.server.http.paths import Prefixed, route_path
+from hydrainfer.server.http.protocol import SAMPLING, Body, Protocol, Protocols, Schema, object_schema
+
+__all__ = [
+    "EMPTY",
+    "EXPOSED",
+    "EXTENSIONS",
+    "JSON",
+    "SAMPLING",
+    "Access",
+    "Bodies",
+    "Body",
+    "Farewell",
+    "FieldCheck",
+    "KnownFields",
+    "Prefixed",
+    "Protocol",
+    "Protocols",
+    "Refusal",
+    "RefusalLines",
+    "Schema",
+    "StatsLine",
+    "arriving",
+    "as_hydra_error",
+    "disconnected",
+    "error_body",
+    "error_headers",
+    "id_in",
+    "install_error_handlers",
+    "json_response",
+    "names",
+    "new_id",
+    "object_schema",
+    "read_origins",
+    "refusals",
+    "route_path",
+    "unless_disconnected",
+    "written_logs",
+]

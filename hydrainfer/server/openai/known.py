@@ -1,0 +1,97 @@
+"""The request fields of OpenAI's chats and completions, with those of vLLM, SGLang and llama.cpp."""
+
+from __future__ import annotations
+
+from hydrainfer.server.http import EMPTY, KnownFields, Refusal, names, refusals
+
+_SAMPLING = names(
+    "n max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p seed stop stop_token_ids "
+    "include_stop_str_in_output ignore_eos presence_penalty frequency_penalty repetition_penalty logit_bias "
+    "skip_special_tokens return_token_ids prompt_logprobs length_penalty best_of logprobs"
+)
+_COMMON = _SAMPLING | names(
+    "model stream stream_options timings cache_salt priority deadline_s modalities response_format structured_outputs "
+    "guided_json guided_regex guided_choice guided_grammar"
+)
+_CHAT = _COMMON | names(
+    "messages tools tool_choice parallel_tool_calls mm_processor_kwargs chat_template_kwargs top_logprobs "
+    "add_generation_prompt include_reasoning reasoning_effort"
+)
+_TEXT = _COMMON | names("prompt echo add_special_tokens")
+_OPENAI_HARMLESS = names(  # billing, storage, scheduling hints, other names for what is on already
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
+    "request_id rid cache_prompt guided_decoding_backend spaces_between_special_tokens data_parallel_rank "
+    "routed_dp_rank id_slot timings_per_token return_progress mirostat_tau mirostat_eta stream_interval "
+    "session_id disagg_prefill_dp_rank ngram_corpus_id return_token_offsets return_mm_kwargs"
+)
+OPENAI_REFUSED = {
+    "tools": Refusal("tools are for /v1/chat/completions"),
+    **refusals("functions", "send tools"),
+    **refusals("function_call", "send tool_choice"),
+    "audio": Refusal("audio output is not supported by this server"),
+    "prediction": Refusal("predicted outputs are not supported by this server"),
+    "web_search_options": Refusal("web search is not supported by this server", ()),  # an empty object searches, too
+    **refusals("moderation"),
+    **refusals("verbosity", "say in the prompt how long an answer should be", ("medium",)),
+    "chat_template": Refusal("a request may not set a chat template; it is chosen when the server starts"),
+    "chat_template_kwargs": Refusal("chat_template_kwargs is for chats: a text completion has no template"),
+    "documents": Refusal("documents are not supported by this server; put them into a message"),
+    "mm_processor_kwargs": Refusal(
+        "mm_processor_kwargs is for /v1/chat/completions: a text completion has no pictures"
+    ),
+    **refusals("media_io_kwargs", "send mm_processor_kwargs, whose num_frames and fps choose the frames of a video"),
+    **refusals("continue_final_message"),
+    "echo": Refusal("echo is for /v1/completions; ask a chat for prompt_logprobs"),
+    **refusals("add_special_tokens", "the chat template writes them"),
+    **refusals("suffix", "leave it out"),
+    **refusals("prompt_embeds input_ids", "send prompt"),
+    "use_beam_search": Refusal("beam search is not supported by this server"),
+    **refusals("truncate_prompt_tokens truncation_side", "shorten the prompt"),
+    **refusals("bad_words allowed_token_ids", "use logit_bias"),
+    **refusals(
+        "logits_processors custom_logit_processor custom_params vllm_xargs repetition_detection samplers watermarking"
+    ),
+    **refusals("structural_tag", "send response_format or tools"),
+    **refusals("regex", "send guided_regex"),
+    **refusals("ebnf", "send guided_grammar, in Lark or GBNF"),
+    **refusals("grammar", "send guided_grammar"),
+    **refusals("json_schema", "send response_format or guided_json"),
+    **refusals("stop_regex", "send stop"),
+    **refusals("no_stop_trim", "send include_stop_str_in_output"),
+    **refusals("n_predict max_new_tokens", "send max_tokens", (*EMPTY, -1)),
+    **refusals("min_new_tokens", "send min_tokens"),
+    "guided_whitespace_pattern": Refusal("guided_whitespace_pattern is not supported: JSON is written on one line"),
+    **refusals("return_tokens_as_token_ids", "send return_token_ids"),
+    **refusals("logprob_token_ids n_probs post_sampling_probs", "send logprobs and top_logprobs"),
+    **refusals(
+        "return_hidden_states return_routed_experts return_meta_info return_cached_tokens_details return_prompt_text"
+    ),
+    **refusals("routed_experts_prompt_start routed_experts_start_len task images_config"),
+    **refusals("return_prompt_token_ids", "send return_token_ids"),
+    **refusals("thinking_token_budget thinking_budget_tokens"),
+    **refusals("thinking reasoning", "send reasoning_effort, or chat_template_kwargs"),
+    **refusals("enable_thinking", "send it in chat_template_kwargs", ()),
+    **refusals("separate_reasoning stream_reasoning", "include_reasoning leaves the reasoning out", (True,)),
+    **refusals("reasoning_format", "start the server with --reasoning-parser", ("auto", "deepseek")),
+    **refusals("repeat_penalty", "send repetition_penalty", (*EMPTY, 1)),
+    **refusals("repeat_last_n", "repetition_penalty counts the whole text", (-1, 64)),
+    **refusals("typical_p typ_p", "send top_p", (*EMPTY, 1)),
+    **refusals("tfs_z", "send top_p", (*EMPTY, 1)),
+    **refusals("top_n_sigma", "send min_p", (*EMPTY, -1)),
+    **refusals("mirostat dry_multiplier xtc_probability dynatemp_range min_keep n_keep n_indent t_max_predict_ms"),
+    **refusals("lora_path lora"),
+    **refusals("kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port bootstrap_room session_params"),
+    **refusals("extra_key", "send cache_salt"),
+    **refusals(
+        "max_dynamic_patch min_dynamic_patch image_max_dynamic_patch video_max_dynamic_patch use_audio_in_video"
+    ),
+}
+
+
+def _fields(honoured: frozenset[str]) -> KnownFields:
+    refused = {name: refusal for name, refusal in OPENAI_REFUSED.items() if name not in honoured}
+    return KnownFields(honoured, refused, _OPENAI_HARMLESS)
+
+
+CHAT = _fields(_CHAT)
+TEXT = _fields(_TEXT)

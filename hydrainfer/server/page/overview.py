@@ -1,0 +1,48 @@
+"""The body of `/v1/overview`, which the page reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from hydrainfer.core import Layout, Role
+from hydrainfer.metrics import INTERVALS, Ended
+from hydrainfer.server.live import Intake
+from hydrainfer.server.page.instances import instance_card
+
+EndedAfter = Callable[[int], Sequence[Ended]]
+"""A function that returns the latest ended requests after the one with this number."""
+
+
+def overview_body(intake: Intake, model: str, version: str, ended_after: EndedAfter, number: int) -> bytes:
+    """The body of `/v1/overview?after=number`."""
+    admission, now = intake.sessions.admission, intake.sessions.clock()
+    infos = intake.sessions.handle.instances()
+    waiting = admission.waiting()
+    body = {
+        "object": "overview",
+        "model": model,
+        "version": version,
+        "pictures": intake.processor.model.images is not None,
+        "layout": str(Layout(tuple(Role.parse(i.role) for i in infos))) if infos else "",
+        "live": admission.n_live,
+        "draining": admission.closed,
+        "queue_s": {kind: round(seconds, 3) for kind, seconds in waiting.queue_s.items()},
+        "refused": sum(waiting.refused.values()),
+        "instances": [instance_card(info) for info in infos],
+        "ended": [_entry(one, now) for one in ended_after(number)],
+    }
+    return orjson.dumps(body)
+
+
+def _entry(one: Ended, now: float) -> dict[str, Any]:
+    times = {"ttft_s": one.ttft_s, "tpot_s": one.tpot_s, "e2e_s": one.e2e_s}
+    return {
+        "number": one.number,
+        "ago_s": round(max(now - one.finished_s, 0.0), 3),
+        "tokens": one.n_tokens,
+        **{name: None if value is None else round(value, 6) for name, value in times.items()},
+        "intervals_s": {name: round(one.intervals_s.get(name, 0.0), 6) for name in INTERVALS},
+    }

@@ -1,0 +1,139 @@
+"""Ollama's chat and generate: request bodies to chats or, with `raw`, to text completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hydrainfer.core import InvalidRequest
+from hydrainfer.server.protocols.reading import (
+    add_result,
+    base64_part,
+    entries,
+    extensions,
+    mapping,
+    string,
+    text_part,
+    thinking_of,
+    unsupported,
+    written,
+)
+
+_OPTIONS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_tokens",
+}
+"""Supported options → the fields of a chat."""
+_RAW_TOKENS = 128  # max_tokens of a raw prompt that sets none
+
+
+def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat that a body of /api/chat asks for. Raises `InvalidRequest`."""
+    pending: list[str] = []  # ids of calls whose results have not come yet
+    turns = entries(body.get("messages") or [], "messages")
+    messages: list[dict[str, Any]] = []
+    for i, turn in enumerate(turns):
+        _add(turn, f"messages.{i}", pending, messages)
+    tools = body.get("tools") or None
+    return _common(body) | {"messages": messages, **({"tools": tools} if tools else {})}
+
+
+def generate_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat, with one question, that a body of /api/generate asks for. Raises `InvalidRequest`."""
+    messages = [{"role": "system", "content": string(body["system"], "system")}] if body.get("system") else []
+    question = {"role": "user", "content": body.get("prompt"), "images": body.get("images")}
+    _add(question, "prompt", [], messages)
+    return _common(body) | {"messages": messages}
+
+
+def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The text completion that a body of /api/generate with `raw` asks for. Raises `InvalidRequest`."""
+    if body.get("images"):
+        raise unsupported("images beside raw", "images", "leave raw out")
+    fields = {"max_tokens": _RAW_TOKENS, **_common(body), "prompt": body.get("prompt")}
+    fields.pop("chat_template_kwargs", None)  # set by `think`, which has no meaning without a template
+    if fields.pop("logprobs", None):
+        fields["logprobs"] = fields.pop("top_logprobs", None) or 0
+    return fields
+
+
+def only_loads(body: Mapping[str, Any]) -> bool:
+    """Whether the body has no prompt, which is Ollama's way to load a model."""
+    return not body.get("messages") and not body.get("prompt") and not body.get("images")
+
+
+def _common(body: Mapping[str, Any]) -> dict[str, Any]:
+    options = mapping(body.get("options") or {}, "options")
+    fields = {to: options[of] for of, to in _OPTIONS.items() if options.get(of) is not None}
+    limit = fields.get("max_tokens")
+    if isinstance(limit, int | float) and limit <= 0:  # no limit
+        del fields["max_tokens"]
+    model = body.get("model")
+    return {
+        **extensions(body),
+        **thinking_of(body, thinks(body)),
+        **fields,
+        **({"model": string(model, "model")} if model is not None else {}),
+        **{name: body[name] for name in ("logprobs", "top_logprobs") if body.get(name)},
+        **_format(body.get("format")),
+        "stream": body.get("stream") is not False,
+        "timings": True,
+    }
+
+
+def thinks(body: Mapping[str, Any]) -> bool | str | None:
+    """Whether the model is asked to think, or with which effort; None if the body does not say. Raises
+    `InvalidRequest`."""
+    think = body.get("think")
+    if think is not None and not isinstance(think, bool | str):
+        raise InvalidRequest("think must be true, false, low, medium or high", param="think")
+    return think
+
+
+def _format(given: object) -> dict[str, Any]:
+    if not given:
+        return {}
+    if given == "json":
+        return {"response_format": {"type": "json_object"}}
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("format must be json or a JSON schema", param="format")
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": given}}}
+
+
+def _add(turn: Mapping[str, Any], where: str, pending: list[str], messages: list[dict[str, Any]]) -> None:
+    """Add one turn. Ollama's calls have no ids: tool results answer the `pending` calls, in order."""
+    role, content = turn.get("role"), turn.get("content")
+    pictures = turn.get("images") or []
+    if not isinstance(pictures, list):
+        raise InvalidRequest(f"{where}.images must be a list", param=f"{where}.images")
+    images = [base64_part(data, "image/png", f"{where}.images.{i}") for i, data in enumerate(pictures)]
+    if role == "tool":
+        id = pending.pop(0) if pending else _id(0)
+        name = {"name": turn["tool_name"]} if turn.get("tool_name") else {}
+        return add_result(messages, {"role": role, "content": content, "tool_call_id": id, **name}, images)
+    more = {"reasoning_content": turn["thinking"]} if turn.get("thinking") else {}
+    if role == "assistant" and turn.get("tool_calls"):
+        calls = [_call(c, f"{where}.tool_calls.{i}", i) for i, c in enumerate(entries(turn["tool_calls"], where))]
+        pending[:] = [call["id"] for call in calls]
+        more["tool_calls"] = calls
+        content = content or None
+    if images:
+        content = [*images, text_part(content or "", f"{where}.content")]
+    messages.append({"role": role, "content": content, **more})
+
+
+def _call(call: Mapping[str, Any], where: str, index: int) -> dict[str, Any]:
+    function = mapping(call.get("function"), f"{where}.function")
+    arguments = written(function.get("arguments") or {}, f"{where}.function.arguments")
+    return {
+        "id": _id(index),
+        "type": "function",
+        "function": {"name": function.get("name"), "arguments": arguments},
+    }
+
+
+def _id(index: int) -> str:
+    """The id of a call. Mistral's templates demand nine letters or digits."""
+    return f"call{index:05d}"

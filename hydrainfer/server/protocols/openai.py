@@ -1,0 +1,46 @@
+"""OpenAI's chats and completions, and the list of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from hydrainfer.server.http import Bodies, Body, Protocol, json_response
+from hydrainfer.server.openai import CHAT, TEXT, Answers, ChatFields, CompletionFields, parse
+
+
+def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
+    router = APIRouter()
+    model = answers.intake.processor.model
+    created = int(answers.wall_clock())
+
+    def model_card(name: str) -> dict[str, Any]:
+        card = {"id": name, "object": "model", "created": created, "owned_by": "hydrainfer"}
+        return {**card, "root": model.path.name, "max_model_len": model.n_context}
+
+    @router.get("/v1/models", summary="The model, by all its names")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [model_card(name) for name in answers.names]})
+
+    @router.get("/v1/models/{name:path}", summary="The model, by one of its names")
+    async def one_model(name: str) -> Response:
+        return json_response(model_card(answers.check_model(name)))
+
+    @router.post("/v1/chat/completions", summary="Answer a chat with text and pictures")
+    async def chat(request: Request) -> Response:
+        return await answers.chat(request, parse(ChatFields, await bodies.read(request)))
+
+    @router.post("/v1/completions", summary="Continue a text")
+    async def complete(request: Request) -> Response:
+        return await answers.complete(request, parse(CompletionFields, await bodies.read(request)))
+
+    return router
+
+
+OPENAI = Protocol(
+    _routes,
+    paths=("/v1/chat/completions", "/v1/completions"),
+    bodies={"/v1/chat/completions": Body(ChatFields, CHAT), "/v1/completions": Body(CompletionFields, TEXT)},
+)
