@@ -208,7 +208,7 @@ def test_an_instance_for_which_there_is_no_file_descriptor_left_is_killed_and_th
             other.connect("hub", r.hub.address)
             other.send("hub", encode(Hello(Peer("EPD1", "EPD", 2, other.address), r.hub._host, os.getpid(), {})))
             r.wait(lambda: killed == [("EPD1", 2)], 5)
-        r.hub._report_gone("EPD1", 2)
+        r.hub._keeper._report_gone("EPD1", 2)
         r.launcher.nodes["EPD1"].closing = True  # incarnation 1, which the hub believes dead
         r.wait(lambda: r.info("EPD1").state == "dead", 5)
         got, wanted = r.answer("after", max_tokens=6)

@@ -99,7 +99,7 @@ def watched(llm):
 
     def look():
         while not over.wait(0.002):
-            most[0] = max(most[0], parts(llm).engine._front.n_live)
+            most[0] = max(most[0], parts(llm).engine._side.lives.n_live)
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -64,7 +64,7 @@ def test_a_random_instance_dies_in_the_middle_of_its_answers(tmp_path):
                 os.kill(killed[0].pid, signal.SIGKILL)
 
         assert asyncio.run(answers(llm, kill_one)) == wanted
-        assert hub._front.n_recovered > 0
+        assert hub._side.lives.n_recovered > 0
         end = time.monotonic() + 60
         while not all(i.stats is not None and not leases(i.stats) for i in hub.instances()):
             assert time.monotonic() < end, hub.instances()
