@@ -38,7 +38,7 @@ class Rig:
         self.launcher = launcher
         self.side = ServerSide(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
         self.hub = Hub(self.side, Mesh(f"{at}hub"), launcher, {}.__getitem__, f"{at}pixels")
-        self.hub._host = host
+        self.hub._keeper._host = host
         shared = {"hub": self.hub.address, "pixels": self.hub.pixels_at, "bind": at + "{name}-{incarnation}"}
         shared |= {"roles": roles, "hub_host": host, "pulse": pulse}
         plans = [NodePlan(name=s.name, **shared, share=shares.get(s.name, s.share)) for s in specs]
