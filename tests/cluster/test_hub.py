@@ -206,7 +206,9 @@ def test_an_instance_for_which_there_is_no_file_descriptor_left_is_killed_and_th
         monkeypatch.setattr(r.hub._mesh, "connect", full)
         with closing(Mesh(f"ipc://{tmp_path}/other")) as other:
             other.connect("hub", r.hub.address)
-            other.send("hub", encode(Hello(Peer("EPD1", "EPD", 2, other.address), r.hub._keeper._host, os.getpid(), {})))
+            other.send(
+                "hub", encode(Hello(Peer("EPD1", "EPD", 2, other.address), r.hub._keeper._host, os.getpid(), {}))
+            )
             r.wait(lambda: killed == [("EPD1", 2)], 5)
         r.hub._keeper._report_gone("EPD1", 2)
         r.launcher.nodes["EPD1"].closing = True  # incarnation 1, which the hub believes dead
