@@ -38,7 +38,7 @@ runs = [
 results = [CliRunner().invoke(app, words) for words in runs]
 assert all(r.exit_code == 0 for r in results), [(r.output, r.exception) for r in results]
 read_cost_model(Path("configs/cost_models/builtin-cpu.yaml"))
-assert Path(hydrainfer.__file__).with_name("server").joinpath("web", "index.html").is_file()
+assert Path(hydrainfer.__file__).with_name("server").joinpath("page", "web", "index.html").is_file()
 print(json.dumps({
     "layout": len(read_layout("configs/layouts/1e2pd-1epd.yaml")),
     "hardware": read_hardware("this-cpu").name,
