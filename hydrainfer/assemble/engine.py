@@ -245,7 +245,7 @@ def _moves(
     routes = Routes(config.transport, device, secret=secret, local=local, copy_blocks=copy_blocks)
     puller = StorePuller(stores | hosted, exports, routes, node.wake)
     timing = Timing(patience_s=node.plan.pulse.patience_s)
-    return Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
+    return Moves(node.name, node.incarnation, scheduler, node.placer, node, puller, timing)
 
 
 def _shifts(

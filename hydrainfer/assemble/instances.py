@@ -26,6 +26,7 @@ from hydrainfer.cluster import (
     Node,
     NodePlan,
     PixelClient,
+    Placer,
     Roster,
     RunFolder,
     ServerSide,
@@ -94,13 +95,13 @@ def build_node(
 
     def build(node: Node) -> tuple[Engine, Facts]:
         config, described, n_context, eos_ids, cost, theirs = births[plan.name]
-        role = Role.parse(plan.roles[plan.name])
+        role = Role.parse(plan.role)
         speaks = Lane.LANGUAGE in role.lanes and cost is None
         grammars = load_grammars(model_folder(config), described.text.vocab, eos_ids) if speaks else None
         pixels = PixelClient(plan.pixels, plan.keys)
         node.at_end.append(pixels.close)
-        n_threads = plan.share.threads_of_one(len(plan.roles))
-        share = min(plan.share.gpus or plan.share.of_memory(len(plan.roles)), 1.0)
+        n_threads = plan.share.threads_of_one(plan.n_instances)
+        share = min(plan.share.gpus or plan.share.of_memory(plan.n_instances), 1.0)
         around = Surroundings(node.sink, node.record, node.wake, pixels, node.clock, node, local, grammars)
         if grammars is not None:
             node.at_end.append(grammars.close)
@@ -141,10 +142,17 @@ def start_cluster(
     launcher, folder = _launcher_of(config, specs, births, by_ray)
     remote = None if config.cluster_host is None else f"tcp://{in_url(config.cluster_host)}:*"
     keys = None if remote is None else Keys.new()
-    roster = Roster({s.name: s.role for s in specs}, config.balancing)
+    roles = {s.name: s.role for s in specs}
     try:
         hub = Hub(
-            ServerSide(roster, sink, record, stall_s=config.stall_s, away_s=config.start_timeout_s),
+            ServerSide(
+                roles,
+                sink,
+                record,
+                stall_s=config.stall_s,
+                away_s=config.start_timeout_s,
+                placer=Placer(Roster(), config.balancing),
+            ),
             Mesh(remote or f"ipc://{folder.path}/hub", keys),
             launcher,
             pixels,
@@ -166,7 +174,7 @@ def _plans(
     """The plan of each instance. `bind`: the pattern of the address that an instance listens at."""
     plan = partial(
         NodePlan,
-        roles={spec.name: str(spec.role) for spec in specs},
+        n_instances=len(specs),
         hub=hub.address,
         pixels=hub.pixels_at,
         bind=bind,
@@ -176,7 +184,7 @@ def _plans(
         balancing=config.balancing,
         log_level=config.log_level,
     )
-    return [plan(name=s.name, share=s.share) for s in specs]
+    return [plan(name=s.name, role=str(s.role), share=s.share) for s in specs]
 
 
 def _check_alike(name: str, caches: CacheSet, theirs: Mapping[str, int]) -> None:

@@ -90,7 +90,7 @@ class ActorInstance:
             except OSError:
                 there = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
                 _log.warning("instance %s cannot be pinned to %s; there are %s", self._plan.name, share.cores, there)
-        os.environ["OMP_NUM_THREADS"] = str(share.threads_of_one(len(self._plan.roles)))  # Ray has set it to num_cpus
+        os.environ["OMP_NUM_THREADS"] = str(share.threads_of_one(self._plan.n_instances))  # Ray has set it to num_cpus
 
     def _exit(self) -> None:
         if self._incarnation is None:

@@ -9,7 +9,7 @@ A number is an *incarnation*: an instance that is started again has a new one. P
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -43,7 +43,7 @@ class Census:
 
     def __init__(
         self,
-        roles: dict[str, Role],
+        roles: Mapping[str, Role],
         links: Links,
         announce: Announce,
         pulse: Pulse,
@@ -52,10 +52,10 @@ class Census:
     ) -> None:
         self.members: dict[str, Member] = {}
         self.kills: list[Incarnation] = []
-        self.restarts = Restarts(roles, away_s)
+        self.roles = dict(roles)
+        self.restarts = Restarts(self.roles, away_s)
         self.rolling = Rolling()
         self.lost: Lost | None = None
-        self._roles = roles
         self._links = links
         self._tell = announce
         self._pulse = pulse
@@ -123,8 +123,8 @@ class Census:
 
     def dark(self) -> list[Stage]:
         """Stages of the layout that no instance runs now."""
-        wanted = [stage for stage in Stage if any(role.runs(stage) for role in self._roles.values())]
-        return [stage for stage in wanted if not any(self._roles[name].runs(stage) for name in self.members)]
+        wanted = [stage for stage in Stage if any(role.runs(stage) for role in self.roles.values())]
+        return [stage for stage in wanted if not any(self.roles[name].runs(stage) for name in self.members)]
 
     def _check_members(self, now: float) -> None:
         for name, member in self.members.items():

@@ -107,7 +107,7 @@ class Hub:
             troubles = {plan.name: trouble(plan.name) or self.launcher.trouble for plan in self._plans}
         infos = []
         for plan in self._plans:
-            member, role = members.get(plan.name), plan.roles[plan.name]
+            member, role = members.get(plan.name), plan.role
             if member is None or self._broken:
                 infos.append(InstanceInfo(plan.name, role, "dead", trouble=troubles[plan.name]))
                 continue
@@ -246,7 +246,7 @@ class Hub:
                     self._failed[name] = error.exception()
                     self._started.notify_all()
                 return
-            case Hello(peer) if peer.name not in self._side.lives.roster.roles:
+            case Hello(peer) if peer.name not in self._side.census.roles:
                 _log.warning("the hub heard of %r, which is not in the layout", peer.name)
                 return
         self._side.hear(message, self._clock())

@@ -34,8 +34,8 @@ class Pulse(msgspec.Struct, frozen=True):
 
 class Instance(ABC):
     """The engine of one instance and its connection to hub and peers. The owner sets `engine`, whose `PeerLink` is this
-    object, whose `Placement` is `roster`, and which calls `sink` and `moved`. A report is made at least every
-    `beat_s`."""
+    object, whose `Placement` is a `Placer` by `roster`, and which calls `sink` and `moved`. A report is made at least
+    every `beat_s`."""
 
     def __init__(self, name: str, incarnation: int, roster: Roster, beat_s: float) -> None:
         self.name, self.incarnation, self.roster = name, incarnation, roster
@@ -80,17 +80,19 @@ class Instance(ABC):
         match message:
             case Parcel(sender, incarnation):
                 if self.roster.knows(sender, incarnation):  # if not, it is dead or not yet announced
-                    self.roster.loads[sender] = message.load
+                    self.roster.hear(sender, message.load)
                     engine.deliver(message)
             case Submit(request, produced):
                 engine.submit(request, now, produced)
             case Cancel(request_ids):
                 engine.cancel(request_ids, now)
             case Beat(loads, cuts):
-                self.roster.loads.update({n: load for n, load in loads.items() if n != self.name})
+                for name, load in loads.items():
+                    if name != self.name:
+                        self.roster.hear(name, load)
                 self.roster.cuts = cuts
             case Learned(name, cached):
-                self.roster.learn(name, cached)
+                self.roster.locator.learn(name, cached)
 
     def step(self, now: float) -> float:
         """Step the engine, report to the hub, send parcels. Returns the time of the next step; infinity: when woken."""

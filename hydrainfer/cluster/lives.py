@@ -20,8 +20,8 @@ import msgspec
 from hydrainfer.cluster.instance import Pulse
 from hydrainfer.cluster.link import Links
 from hydrainfer.cluster.messages import Beat, Cancel, Learned, Moved, Peer, Report, Submit
+from hydrainfer.cluster.placing import Placer
 from hydrainfer.cluster.rolling import Incarnation
-from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import (
     Cached,
     DeadlineExceeded,
@@ -80,14 +80,15 @@ class Lives:
 
     def __init__(
         self,
-        roster: Roster,
+        placer: Placer,
         links: Links,
         sink: OutputSink,
         record: Callable[[LifecycleEvent], None],
         pulse: Pulse,
     ) -> None:
-        self.roster = roster
+        self.roster = placer.roster
         self.n_recovered = 0
+        self._placer = placer
         self._links = links
         self._sink = sink
         self._record = record
@@ -130,10 +131,10 @@ class Lives:
     def meet(self, peers: tuple[Peer, ...], restarted: Incarnation | None, now: float) -> None:
         """Note who lives now, and place the requests of the dead elsewhere. `restarted`: an incarnation that was ended
         on purpose."""
-        before = {(peer.name, peer.incarnation) for peer in self.roster.peers.values()}
+        told = self.roster.listeners()
         dead = {(peer.name, peer.incarnation) for peer in self.roster.update(peers)}
-        new = [peer.name for peer in peers if (peer.name, peer.incarnation) not in before]
-        for name, cached in self.roster.learned() if new else ():
+        new = self.roster.listeners() - told
+        for name, cached in self.roster.locator.learned() if new else ():
             self._spread(name, cached, new)
         for live in list(self._live.values()) if dead else ():
             ended = dead & {live.owner, live.giver}
@@ -143,10 +144,10 @@ class Lives:
 
     def report(self, report: Report, now: float) -> None:
         """Follow what an instance has done, and pass its outputs on."""
-        self.roster.loads[report.name] = report.load
+        self.roster.hear(report.name, report.load)
         if report.cached is not None:
-            self.roster.learn(report.name, report.cached)
-            self._spread(report.name, report.cached, self._links)
+            self.roster.locator.learn(report.name, report.cached)
+            self._spread(report.name, report.cached, self.roster.listeners())
         self._reroute(report, now)
         reporter = (report.name, report.incarnation)
         for moved in report.moved:
@@ -185,7 +186,7 @@ class Lives:
     # ---- inside
 
     def _place(self, live: LiveRequest, now: float) -> bool:
-        name = self.roster.choose(live.request, live.request.plan()[0], ())
+        name = self._placer.choose(live.request, live.request.plan()[0], ())
         if name is None:
             live.owner, live.since = None, now
             return False
@@ -335,11 +336,12 @@ class Lives:
             self._sink(self._out)
             self._out = []
 
-    def _spread(self, name: str, cached: Cached, among: Iterable[str]) -> None:
-        """Tell the instances that hand requests to `name` which prefixes it has gained and lost."""
-        for other in among:
-            if self.roster.hands_to(other, name):
-                self._links[other].post(Learned(name, cached))
+    def _spread(self, name: str, cached: Cached, listeners: Iterable[Incarnation]) -> None:
+        """Tell instances that may hand requests to `name` which prefixes it has gained and lost."""
+        if not self.roster.roles[name].runs(Stage.PREFILL):
+            return
+        for other, _ in listeners:
+            self._links[other].post(Learned(name, cached))
 
     def _post_loads(self) -> None:
         beat = Beat(dict(self.roster.loads), dict(self.roster.cuts))

@@ -27,9 +27,10 @@ from hydrainfer.cluster.messages import (
     decode_to_instance,
     encode,
 )
-from hydrainfer.cluster.roster import Balancing, Roster
+from hydrainfer.cluster.placing import Placer
+from hydrainfer.cluster.roster import Roster
 from hydrainfer.config import MachineShare
-from hydrainfer.core import ErrorInfo, EventKind, HydraError, InternalError, LifecycleEvent, Parcel, Role, shutting_down
+from hydrainfer.core import ErrorInfo, EventKind, HydraError, InternalError, LifecycleEvent, Parcel, shutting_down
 from hydrainfer.engine import Engine
 from hydrainfer.machine import host_identity, in_url, local_ip
 
@@ -42,21 +43,22 @@ _PULSE = Pulse()
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """The parameters with which an instance is started. `hub`: the hub's address, on machine `hub_host`; `pixels`: the
-    address from which pictures are fetched; `bind`: the instance's own address, with places for `name`, `incarnation`
-    and the `ip` from which this machine reaches the hub. `roles`: the role of every instance of the layout.
-    `secret`: the shared secret by which transports recognize members. `share`: the instance's share of its machine.
-    `log_level`: the least level that is logged, if the instance has its own process."""
+    """The parameters with which an instance is started. `n_instances`: how many the layout has. `hub`: the hub's
+    address, on machine `hub_host`; `pixels`: the address from which pictures are fetched; `bind`: the instance's own
+    address, with places for `name`, `incarnation` and the `ip` from which this machine reaches the hub. `secret`: the
+    shared secret by which transports recognize members. `share`: the instance's share of its machine. `log_level`: the
+    least level that is logged, if the instance has its own process."""
 
     name: str
-    roles: dict[str, str]
+    role: str
+    n_instances: int
     hub: str
     pixels: str
     bind: str
     hub_host: str
     secret: bytes = b""
     keys: Keys | None = None
-    balancing: Balancing = "least_load"
+    balancing: str = "least_load"
     pulse: Pulse = _PULSE
     share: MachineShare = field(default_factory=MachineShare)
     log_level: str = "info"
@@ -88,8 +90,8 @@ class Node(Instance):
         clock: Callable[[], float] = time.monotonic,
         ip: str = "127.0.0.1",
     ) -> None:
-        roster = Roster({n: Role.parse(r) for n, r in plan.roles.items()}, plan.balancing)
-        super().__init__(plan.name, incarnation, roster, plan.pulse.beat_s)
+        super().__init__(plan.name, incarnation, Roster(), plan.pulse.beat_s)
+        self.placer = Placer(self.roster, plan.balancing)
         self.plan = plan
         self.ip = ip
         self._pulse = plan.pulse
@@ -117,8 +119,7 @@ class Node(Instance):
         """Send `Hello` to the hub."""
         self.engine = engine
         self._turned_s = self.links[HUB].heard_s = self._local()  # the hub sends nothing before `Hello`
-        role = self.plan.roles[self.name]
-        me = Peer(self.name, role, self.incarnation, self.mesh.address)
+        me = Peer(self.name, self.plan.role, self.incarnation, self.mesh.address)
         self._tell(Hello(me, self._host, os.getpid(), facts))
 
     def run(self) -> None:

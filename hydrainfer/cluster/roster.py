@@ -1,231 +1,185 @@
-"""The instances that run, their loads, and the choice of one for a request: the `Placement` of hub and instances.
-
-The scheduler keeps a request whose next stage the instance runs itself; only the others are placed here, by
-`Balancing`. A picture goes to the encoder that consistent hashing names, which may have its embedding, unless that
-encoder is so much busier than another that encoding the picture again there takes less time.
-
-With `least_load`, the delay of an instance is the work that would go before the request; where short prompts go first,
-most of a long prompt does not count. The time that a cached prefix saves is subtracted. A request skips the encoder if
-an instance has computed all of its pictures and is ready sooner. A request begins at an instance that keeps more of its
-prompt than the prefilling ones do, if fetching that part from there takes less time than computing it.
-"""
+"""The instances that live, and what is known of each: its role, how busy it is, whom it reaches, what it has cached."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from hydrainfer.cluster.hashing import ring_of
+from hydrainfer.cluster.locate import Locator, PrefixIndex
 from hydrainfer.cluster.messages import Peer
-from hydrainfer.cluster.prefixes import Prefixes
-from hydrainfer.core import Cached, Load, Request, Role, Stage
+from hydrainfer.cluster.rolling import Incarnation
+from hydrainfer.core import Load, Request, Role, Stage
 
-Balancing = Literal["least_load", "round_robin", "random"]
-_HOP_S = 5e-3  # the cost of one more move (benchmarks/b08_migration.py)
 _IDLE = Load()
 _GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3, pull_s=5e-5)
 """The times that are assumed for an instance that has not measured its own yet."""
 
 
-class Roster:
-    """The instances of a layout. `roles`: the role of each one by name, running or not. `peers`: those that run.
-    `loads`: as last reported, plus the requests placed since. `cuts`: the peers that an instance cannot reach, as last
-    reported."""
+class Busy(NamedTuple):
+    """The seconds of work that an instance has. `least_s`: without the waiting prompts, which a short one may pass.
+    `longest`: the most tokens of such a prompt; a prompt with more passes none of them. `token_s`: to prefill one."""
 
-    def __init__(
-        self, roles: Mapping[str, Role], balancing: Balancing = "least_load", rng: random.Random | None = None
-    ) -> None:
-        self.roles = dict(roles)
+    delay_s: float
+    least_s: float
+    longest: float
+    token_s: float
+    load: Load
+
+    @classmethod
+    def of(cls, load: Load) -> Busy:
+        busy_s, token_s = delay_s(load), load.token_s or _GUESS.token_s
+        if not load.sizes:
+            return cls(busy_s, busy_s, 0.0, token_s, load)
+        longest = max(tokens / n for n, tokens in load.sizes)
+        return cls(busy_s, busy_s - load.n_tokens * token_s, longest, token_s, load)
+
+    def before_s(self, n_tokens: int) -> float:
+        """The seconds of work that go before a prompt of which `n_tokens` are to be computed."""
+        if n_tokens >= self.longest:
+            return self.delay_s
+        return self.delay_s - (self.load.n_tokens - self.load.n_before(n_tokens)) * self.token_s
+
+
+class Roster:
+    """`peers` and `roles`: of the instances that live, by name. `loads`: as last reported, plus the requests placed
+    since; see `hear`. `cuts`: the peers that an instance cannot reach, as last reported. `locator`: knows the cached
+    prefixes. `turns`: the number of the choice that placed a request there last."""
+
+    def __init__(self, locator: Locator | None = None) -> None:
         self.peers: dict[str, Peer] = {}
+        self.roles: dict[str, Role] = {}
         self.loads: dict[str, Load] = {}
         self.cuts: dict[str, tuple[str, ...]] = {}
-        self._balancing = balancing
-        self._rng = rng or random.Random()
-        self._n_chosen = 0
-        self._chosen_at = dict.fromkeys(self.roles, 0)
-        self._prefixes = Prefixes()
-        self._able = {s: sorted(n for n, role in self.roles.items() if role.runs(s)) for s in Stage}
-        self._there: dict[Stage, list[str]] = {s: [] for s in Stage}
-        self._sound = self._there  # by stage, the running instances that are not suspect
-        self._busy: dict[str, tuple[Load, float]] = {}  # by name, the latest load and its `delay_s`
-        self._encoders = ring_of(tuple(self._able[Stage.ENCODE]))
+        self.locator = locator or PrefixIndex()
+        self.turns: dict[str, int] = {}
+        self._n_placed = 0
+        self._running: dict[Stage, list[str]] = {stage: [] for stage in Stage}
+        self._sound = self._running  # those that are not suspect
+        self._busy: dict[str, Busy] = {}
+        self._unread: set[str] = set()  # those whose load has changed since
+
+    # ---- who lives
 
     def update(self, peers: Iterable[Peer]) -> list[Peer]:
         """Set the peers that live now. Returns the earlier ones that have died."""
         now = {p.name: p for p in peers}
         gone = [p for name, p in self.peers.items() if name not in now or now[name].incarnation != p.incarnation]
         for p in gone:
-            self.loads.pop(p.name, None)
-            self._prefixes.forget(p.name)
+            if self.loads.pop(p.name, None) is not None:
+                self._unread.add(p.name)
+            self.locator.forget(p.name)
             self.cuts.pop(p.name, None)
         self.peers = now
-        self._there = {s: [n for n in names if n in now] for s, names in self._able.items()}
-        self._sound = {s: [n for n in names if not now[n].suspect] for s, names in self._there.items()}
+        self.roles = {name: Role.parse(p.role) for name, p in now.items()}
+        self._running = {s: sorted(name for name, role in self.roles.items() if role.runs(s)) for s in Stage}
+        self._sound = {s: [name for name in names if not now[name].suspect] for s, names in self._running.items()}
+        for name in now:
+            self.turns.setdefault(name, 0)
+            self._busy.setdefault(name, Busy.of(_IDLE))
         return gone
 
     def knows(self, name: str, incarnation: int) -> bool:
         peer = self.peers.get(name)
         return peer is not None and peer.incarnation == incarnation
 
-    def learn(self, name: str, cached: Cached) -> None:
-        """Note the prefixes that the caches of an instance have gained and lost."""
-        self._prefixes.learn(name, cached)
+    def listeners(self) -> set[Incarnation]:
+        """The instances that choose among several prefilling ones, so that they need to know what those have cached."""
+        if len(self._running[Stage.PREFILL]) < 2:
+            return set()
+        return {(n, p.incarnation) for n, p in self.peers.items() if not self.roles[n].runs(Stage.PREFILL)}
 
-    def learned(self) -> Iterator[tuple[str, Cached]]:
-        """The known prefixes of each instance."""
-        return self._prefixes.learned()
+    # ---- who can take a request
 
-    def hands_to(self, name: str, other: str) -> bool:
-        """Whether `name` hands its requests to one of several prefilling instances, and `other` is one of those."""
-        prefill = self._able[Stage.PREFILL]
-        return len(prefill) > 1 and name not in prefill and other in prefill
+    def running(self, stage: Stage) -> Sequence[str]:
+        """The instances that run `stage`, in alphabetical order."""
+        return self._running[stage]
 
-    def found(self, request: Request, name: str) -> int:
-        """The number of tokens of the prompt that an instance need not compute, as last reported."""
-        return self._prefixes.found(request, name)
+    def sound(self, stage: Stage, exclude: Collection[str]) -> list[str]:
+        """Those that are not suspect either."""
+        return [name for name in self._sound[stage] if name not in exclude]
 
-    def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
-        names = [n for n in self._sound[stage] if n not in exclude]
-        names = names or [n for n in self._there[stage] if n not in exclude]  # a suspect is better than none
-        if not names:
-            return None
+    def able(self, request: Request, stage: Stage, exclude: Collection[str]) -> list[str]:
+        """The instances to choose among. A suspect is better than none, and so is one that cannot reach the instances
+        of a later stage."""
+        names = self.sound(stage, exclude) or [name for name in self._running[stage] if name not in exclude]
         if any(self.cuts.values()):
-            names = [n for n in names if self._leads_on(n, request, request.plan().index(stage))] or names
-        delay = dict.fromkeys(names, 0.0)
-        if self._balancing == "least_load" and len(names) > 1:
-            delay = self._ways_s(names, request, request.plan().index(stage))
-        name = min(names, key=lambda n: (delay[n], self._chosen_at[n]))
-        if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
-            name = owner if delay[owner] <= delay[name] + self._encode_s(owner, request) else name
-            if past := self._past(name, request, exclude):
-                name, stage = past, Stage.PREFILL
-        elif self._balancing == "random":
-            name = self._rng.choice(names)
-        works = name
-        if stage is not Stage.DECODE and request.keys and (kept := self._keeper(name, request, stage, exclude)):
-            (name, works), stage = kept, Stage.PREFILL
-        self._n_chosen += 1
-        self._chosen_at[works] = self._n_chosen
-        self.loads[works] = self._with(works, request, stage)
-        return name
+            step = request.plan().index(stage)
+            names = [name for name in names if self._leads_on(name, request, step)] or names
+        return names
+
+    def encoder_of(self, request: Request, names: Collection[str]) -> str:
+        """The one of these encoders that consistent hashing names for the first picture."""
+        owner = ring_of(tuple(self._running[Stage.ENCODE])).owner(request.media[0].key, names)
+        assert owner is not None, "no encoder to choose from"
+        return owner
 
     def has_way(self, request: Request) -> bool:
         """Whether the request can pass all its stages without a pair of instances that cannot reach each other."""
-        return any(self._leads_on(name, request, 0) for name in self._there[request.plan()[0]])
+        return any(self._leads_on(name, request, 0) for name in self._running[request.plan()[0]])
 
-    def _leads_on(self, name: str, request: Request, n: int) -> bool:
-        """Whether a request that is at step `n` of its plan at this instance can pass its later steps."""
+    def is_cut(self, name: str, other: str) -> bool:
+        return other in self.cuts.get(name, ()) or name in self.cuts.get(other, ())
+
+    def _leads_on(self, name: str, request: Request, step: int) -> bool:
+        """Whether a request that is at this step of its plan at this instance can pass its later steps."""
         role = self.roles[name]
         for beyond, stage in enumerate(request.plan()):
-            if beyond > n and not role.runs(stage):
-                others = (other for other in self._there[stage] if not self._is_cut(name, other))
+            if beyond > step and not role.runs(stage):
+                others = (other for other in self._running[stage] if not self.is_cut(name, other))
                 return any(self._leads_on(other, request, beyond) for other in others)
         return True
 
-    def _is_cut(self, name: str, other: str) -> bool:
-        return other in self.cuts.get(name, ()) or name in self.cuts.get(other, ())
+    # ---- how busy they are
 
-    def _past(self, encoder: str, request: Request, exclude: Collection[str]) -> str | None:
-        """An instance that has computed all pictures of `request`, if it is ready before the encoder would be."""
-        if self._balancing != "least_load" or not self._prefixes or not request.keys:
-            return None
-        able = [n for n in self._sound[Stage.PREFILL] if n not in exclude]
-        able = [n for n in able if self.found(request, n) >= request.media[-1].end]
-        name = min(able, key=lambda n: self._prefill_s(n, request), default=None)
-        if name is None or name == encoder:
-            return None
-        by_encoder_s = self._busy_s(encoder, request.n_prompt) + self._encode_s(encoder, request)
-        return name if self._prefill_s(name, request) <= by_encoder_s else None
+    def hear(self, name: str, load: Load) -> None:
+        """Note the load that an instance has reported."""
+        self.loads[name] = load
+        self._unread.add(name)
 
-    def _keeper(self, name: str, request: Request, stage: Stage, exclude: Collection[str]) -> tuple[str, str] | None:
-        """The instance without prefill that keeps most of the prompt, and the prefilling one that is to fetch that
-        part; None if entering `stage` at `name` takes less time. The keeper may have decoded a chat's last answer."""
-        there = [n for n, p in self.peers.items() if n not in exclude and not p.suspect]
-        able = [n for n in there if not self.roles[n].runs(Stage.PREFILL)]
-        takers = [n for n in there if self.roles[n].runs(Stage.PREFILL)]
-        if not able or not takers or self._balancing != "least_load":
-            return None
-        keeper = max(able, key=lambda n: self.found(request, n))
-        kept = self.found(request, keeper)
-        if kept < (request.media[-1].end if request.media else 1):
-            return None
-        reached = [n for n in takers if not self._is_cut(keeper, n)]
-        if not reached:
-            return None
-        taker = min(reached, key=lambda n: self._rest_s(n, request, kept))
-        else_s = self._encode_s(name, request) if stage is Stage.ENCODE else 0.0
-        if self.roles[name].runs(Stage.PREFILL):
-            takers = [name]
-        else:
-            else_s += self._busy_s(name, request.n_prompt)
-        else_s += min(self._rest_s(n, request) for n in takers)
-        return (keeper, taker) if self._rest_s(taker, request, kept) + _HOP_S < else_s else None
-
-    def _rest_s(self, name: str, request: Request, kept: int = 0) -> float:
-        """The seconds until an instance has prefilled `request`, if it can fetch `kept` tokens of the prompt from
-        another."""
-        load, found = self._load(name), self.found(request, name)
-        pull_s = load.pull_s or max((other.pull_s for other in self.loads.values()), default=0.0) or _GUESS.pull_s
-        fetch_s = max(0, kept - found) * pull_s
-        n_tokens = request.n_prompt - max(kept, found)
-        return self._busy_s(name, n_tokens) + fetch_s + n_tokens * (load.token_s or _GUESS.token_s)
-
-    def _encode_s(self, name: str, request: Request) -> float:
-        """The seconds that an instance takes to encode the pictures of `request`."""
-        return len(request.media) * (self._load(name).picture_s or _GUESS.picture_s)
-
-    def _prefill_s(self, name: str, request: Request) -> float:
-        """The seconds of work that an instance has, less those that its cached prefix of `request` saves."""
-        saved = self.found(request, name)
-        return self._busy_s(name, request.n_prompt - saved) - saved * (self._load(name).token_s or _GUESS.token_s)
-
-    def _busy_s(self, name: str, n_tokens: int) -> float:
-        """The seconds of work that an instance does before a prompt of which `n_tokens` are to be computed."""
-        load, known = self.loads.get(name, _IDLE), self._busy.get(name)
-        if known is None or known[0] is not load:  # cached, since every request asks
-            known = self._busy[name] = load, delay_s(load)
-        if not load.sizes:
-            return known[1]
-        return known[1] - (load.n_tokens - load.n_before(n_tokens)) * (load.token_s or _GUESS.token_s)
-
-    def _load(self, name: str) -> Load:
+    def load(self, name: str) -> Load:
         return self.loads.get(name, _IDLE)
 
-    def _ways_s(self, names: Iterable[str], request: Request, n: int) -> dict[str, float]:
-        """The delay in seconds, by instance, of a request that enters step `n` of its plan there: at the instance, and
-        at the least busy instances for the later stages that it does not run. The time that its cached prefix saves is
-        subtracted."""
-        prefills = bool(self._prefixes) and n <= request.plan().index(Stage.PREFILL)
-        later: dict[frozenset[Stage], float] = {}  # by role
-        ways: dict[str, float] = {}
-        for name in names:
-            role = self.roles[name]
-            if role.stages not in later:
-                later[role.stages] = self._later_s(role, request, n)
-            found = prefills and role.runs(Stage.PREFILL)
-            here_s = self._prefill_s(name, request) if found else self._busy_s(name, request.n_prompt)
-            ways[name] = here_s + later[role.stages]
-        return ways
+    @property
+    def busy(self) -> Mapping[str, Busy]:
+        """By name, for all that live."""
+        if self._unread:
+            self._busy.update((name, Busy.of(self.load(name))) for name in self._unread)
+            self._unread.clear()
+        return self._busy
 
-    def _later_s(self, role: Role, request: Request, n: int) -> float:
-        """The least delay at the first step after step `n` that this role does not run, over its instances."""
-        for beyond, stage in enumerate(request.plan()):
-            if beyond > n and not role.runs(stage):
-                return min(self._ways_s(self._there[stage], request, beyond).values(), default=0.0)
-        return 0.0
+    def busy_s(self, name: str, n_tokens: int) -> float:
+        """The seconds of work that an instance does before a prompt of which `n_tokens` are to be computed."""
+        return self.busy[name].before_s(n_tokens)
 
-    def _with(self, name: str, request: Request, stage: Stage) -> Load:
-        """The load of an instance once `request` has been placed there."""
-        load = self._load(name)
+    def encode_s(self, name: str, request: Request) -> float:
+        """The seconds that an instance takes to encode the pictures of `request`."""
+        return len(request.media) * (self.load(name).picture_s or _GUESS.picture_s)
+
+    def pull_s(self, name: str) -> float:
+        """The seconds that an instance takes to copy the KV of a token from another."""
+        own_s = self.load(name).pull_s
+        return own_s or max((load.pull_s for load in self.loads.values()), default=0.0) or _GUESS.pull_s
+
+    def place(self, name: str, request: Request, stage: Stage, n_cached: int) -> None:
+        """Count a request that begins with `stage` at an instance, which has `n_cached` tokens of its prompt."""
+        self._n_placed += 1
+        self.turns[name] = self._n_placed
+        load = self.load(name)
         if stage is Stage.DECODE:
-            return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
-        n_pictures = load.n_pictures + (len(request.media) if stage is Stage.ENCODE else 0)
-        n_tokens = request.n_prompt - self.found(request, name) if self.roles[name].runs(Stage.PREFILL) else 0
-        sizes = _with_prompt(load.sizes, n_tokens) if load.sizes else ()
-        return msgspec.structs.replace(load, n_pictures=n_pictures, n_tokens=load.n_tokens + n_tokens, sizes=sizes)
+            self.hear(name, msgspec.structs.replace(load, n_decoding=load.n_decoding + 1))
+            return
+        n_pictures = len(request.media) if stage is Stage.ENCODE else 0
+        n_tokens = request.n_prompt - n_cached if self.roles[name].runs(Stage.PREFILL) else 0
+        placed = msgspec.structs.replace(
+            load,
+            n_pictures=load.n_pictures + n_pictures,
+            n_tokens=load.n_tokens + n_tokens,
+            sizes=_with_prompt(load.sizes, n_tokens) if load.sizes else (),
+        )
+        self.hear(name, placed)
 
 
 def _with_prompt(sizes: tuple[tuple[int, int], ...], n_tokens: int) -> tuple[tuple[int, int], ...]:

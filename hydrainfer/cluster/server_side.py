@@ -3,33 +3,35 @@ instances. Pure: the hub gives it sockets, tests give it a virtual clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hydrainfer.cluster.census import Census
 from hydrainfer.cluster.instance import Pulse
 from hydrainfer.cluster.link import Links
 from hydrainfer.cluster.lives import Lives
 from hydrainfer.cluster.messages import Failed, Hello, Report, ToHub
+from hydrainfer.cluster.placing import Placer
 from hydrainfer.cluster.roster import Roster
-from hydrainfer.core import LifecycleEvent, OutputSink
+from hydrainfer.core import LifecycleEvent, OutputSink, Role
 
 
 class ServerSide:
-    """The arguments are those of `Lives` and `Census`."""
+    """The arguments are those of `Census` and `Lives`."""
 
     def __init__(
         self,
-        roster: Roster,
+        roles: Mapping[str, Role],
         sink: OutputSink,
         record: Callable[[LifecycleEvent], None] = lambda _: None,
         pulse: Pulse | None = None,
         stall_s: float = float("inf"),
         away_s: float = float("inf"),
+        placer: Placer | None = None,
     ) -> None:
         pulse = pulse or Pulse()
         self.links: Links = {}
-        self.lives = Lives(roster, self.links, sink, record, pulse)
-        self.census = Census(roster.roles, self.links, self.lives.meet, pulse, stall_s, away_s)
+        self.lives = Lives(placer or Placer(Roster()), self.links, sink, record, pulse)
+        self.census = Census(roles, self.links, self.lives.meet, pulse, stall_s, away_s)
         self._beat_s = pulse.beat_s
         self._beat_at = 0.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec, landing_of
-from hydrainfer.cluster import Hub, Mesh, NodePlan, PixelClient, Pulse, Roster, ServerSide
+from hydrainfer.cluster import Hub, Mesh, NodePlan, PixelClient, Pulse, ServerSide
 from hydrainfer.config import read_layout
 from hydrainfer.core import CostModel, Role, Stage, owner_of
 from hydrainfer.engine import Engine, Moves, Shifts, Timing
@@ -53,12 +53,12 @@ def emulated(folder, few, plan):
 
     def build(node):
         pixels = PixelClient(plan.pixels)
-        role = Role.parse(plan.roles[plan.name])
+        role = Role.parse(plan.role)
         scheduler, runners, stores, hosted = engine_parts(role, node.clock, pixels, shared=True, **few)
         exports = Exports(owner_of(node.name, node.incarnation), stores, "shared-memory")
         puller = StorePuller(stores | hosted, exports, Routes("shared-memory"), node.wake)
         timing = TIMING._replace(patience_s=plan.pulse.patience_s)
-        moves = Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
+        moves = Moves(node.name, node.incarnation, scheduler, node.placer, node, puller, timing)
         shifts, local = None, LocalExports()
         if hosted:
             both = Exports("host", stores | hosted, "local", local=local)
@@ -100,18 +100,18 @@ class Fleet:
         self.faults = Faults(folder)
         self.launcher = Processes(partial(emulated, str(folder), few))
         self.outputs, self.heard = [], threading.Condition()
-        self.side = ServerSide(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
+        self.side = ServerSide({s.name: s.role for s in specs}, self._sink, pulse=pulse)
         at = f"ipc://{self.sockets}/"
         self.hub = Hub(self.side, Mesh(f"{at}hub"), self.launcher, picture, f"{at}pixels")
         shared = {
-            "roles": {s.name: str(s.role) for s in specs},
+            "n_instances": len(specs),
             "hub": self.hub.address,
             "pixels": self.hub.pixels_at,
             "bind": at + "{name}-{incarnation}",
             "hub_host": host_identity(),
             "pulse": pulse,
         }
-        self.hub.start([NodePlan(name=s.name, **shared) for s in specs], timeout_s)
+        self.hub.start([NodePlan(s.name, str(s.role), **shared) for s in specs], timeout_s)
 
     def _sink(self, outputs):
         with self.heard:

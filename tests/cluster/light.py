@@ -65,7 +65,7 @@ def light(plan, step_s=0.005, fails_in="", checkpoint=None):
             raise CheckpointError(f"{checkpoint} is missing")
         if checkpoint is not None and not checkpoint.read_text():
             raise RuntimeError("no weights yet")
-        role = Role.parse(plan.roles[plan.name])
+        role = Role.parse(plan.role)
         sizes = {}
         if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
             sizes[EMBED] = 64
@@ -73,7 +73,7 @@ def light(plan, step_s=0.005, fails_in="", checkpoint=None):
             sizes[KV] = 256
         scheduler = Scheduler(role, CacheSet(sizes), Budgets(tokens=64, images=2), Policy())
         runners = {lane: TimedRunner(Arithmetic(), time.monotonic, step_s) for lane in role.lanes}
-        moves = Moves(node.name, node.incarnation, scheduler, node.roster, node, NothingToPull())
+        moves = Moves(node.name, node.incarnation, scheduler, node.placer, node, NothingToPull())
         engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved)
         facts = {
             "threads": os.environ.get("OMP_NUM_THREADS", ""),

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from hydrainfer.cluster import Hub, Mesh, NodePlan, Pulse, Roster, ServerSide
+from hydrainfer.cluster import Hub, Mesh, NodePlan, Pulse, ServerSide
 from hydrainfer.config import read_layout
 from hydrainfer.machine import host_identity
 from tests.scheduler.fakes import expected_tokens, make_request
@@ -32,16 +32,15 @@ class Rig:
         specs = read_layout(layout)
         shares = dict(shares)
         host, pulse = host or host_identity(), pulse or Pulse()
-        roles = {s.name: str(s.role) for s in specs}
         at = f"ipc://{folder}/"
         self.outputs, self.heard = [], threading.Condition()
         self.launcher = launcher
-        self.side = ServerSide(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
+        self.side = ServerSide({s.name: s.role for s in specs}, self._sink, pulse=pulse)
         self.hub = Hub(self.side, Mesh(f"{at}hub"), launcher, {}.__getitem__, f"{at}pixels")
         self.hub._keeper._host = host
         shared = {"hub": self.hub.address, "pixels": self.hub.pixels_at, "bind": at + "{name}-{incarnation}"}
-        shared |= {"roles": roles, "hub_host": host, "pulse": pulse}
-        plans = [NodePlan(name=s.name, **shared, share=shares.get(s.name, s.share)) for s in specs]
+        shared |= {"n_instances": len(specs), "hub_host": host, "pulse": pulse}
+        plans = [NodePlan(s.name, str(s.role), **shared, share=shares.get(s.name, s.share)) for s in specs]
         self.close_s = None
         start = time.monotonic()
         self.hub.start(plans, timeout_s)

@@ -25,7 +25,7 @@ def test_a_process_that_the_hub_has_deserted_ends_at_once(tmp_path):
     """The hub may only have been stopped for a while: it needs the next incarnation, and Ray starts one."""
     at = f"ipc://{tmp_path}/"
     pulse = Pulse(beat_s=0.1, dead_s=0.5)
-    plan = NodePlan("EPD0", {"EPD0": "EPD"}, f"{at}hub", f"{at}pixels", at + "{name}", host_identity(), pulse=pulse)
+    plan = NodePlan("EPD0", "EPD", 1, f"{at}hub", f"{at}pixels", at + "{name}", host_identity(), pulse=pulse)
     process = context.Process(target=live, args=(plan, str(tmp_path)))
     process.start()
     try:

@@ -177,7 +177,7 @@ DARK = [
 @pytest.mark.parametrize(("layout", "stage"), DARK)
 def test_when_all_of_a_stage_die_who_comes_while_they_are_away_waits_too(layout, stage, fleet):
     fleet.wait_whole()
-    roles = fleet.side.lives.roster.roles
+    roles = fleet.side.census.roles
     dying = [info for name, info in fleet.infos().items() if roles[name].runs(stage)]
     requests = ask_some(fleet, f"dark {layout} {stage}")
     for info in dying:

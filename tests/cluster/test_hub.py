@@ -45,7 +45,7 @@ class World:
         time.sleep(self.slow.get(plan.name, 0.0))
         if plan.name in self.refusing:
             raise self.refusing[plan.name]
-        role, owner = Role.parse(plan.roles[plan.name]), owner_of(node.name, node.incarnation)
+        role, owner = Role.parse(plan.role), owner_of(node.name, node.incarnation)
         sizes = {}
         if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
             sizes[EMBED] = 8
@@ -56,7 +56,7 @@ class World:
         scheduler = Scheduler(role, caches, Budgets(tokens=16, images=2), Policy())
         runners = {lane: Immediate(device, node.wake) for lane in role.lanes}
         timing, copies = Timing(patience_s=plan.pulse.patience_s), CopyNow(self, owner, node.wake)
-        moves = Moves(node.name, node.incarnation, scheduler, node.roster, node, copies, timing)
+        moves = Moves(node.name, node.incarnation, scheduler, node.placer, node, copies, timing)
         self.built.append(plan.name)
         return Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved)
 

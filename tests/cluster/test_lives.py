@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hydrainfer.cluster import Pulse, Roster, ServerSide
+from hydrainfer.cluster import Pulse, ServerSide
 from hydrainfer.cluster.messages import Cancel, Hello, Members, Moved, Peer, Report, Submit
 from hydrainfer.core import (
     ErrorInfo,
@@ -31,7 +31,7 @@ class Rig:
     def __init__(self, *names, stall_s=float("inf"), record=None):
         self.told, self.events, self.now, self.incarnation = [], [], 0.0, {}
         roles = {name: Role.parse(name[:-1]) for name in names}
-        self.side = ServerSide(Roster(roles), self.told.extend, record or self.events.append, PULSE, stall_s)
+        self.side = ServerSide(roles, self.told.extend, record or self.events.append, PULSE, stall_s)
         for name in names:
             self.hello(name)
         self.orders()

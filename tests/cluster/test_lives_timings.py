@@ -4,7 +4,6 @@ import pytest
 
 from hydrainfer.cluster import ServerSide
 from hydrainfer.cluster.messages import Hello, Moved, Peer, Report
-from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import EventKind, LifecycleEvent, Output, Role
 from hydrainfer.metrics import PrometheusRecorder
 from tests.scheduler.fakes import make_request
@@ -24,7 +23,7 @@ def test_a_request_that_moved(first):
     def sink(outputs):
         told.extend(recorder.timings(o.request_id) for o in outputs if o.finish_reason)
 
-    side = ServerSide(Roster({"P0": Role.parse("EP"), "D0": Role.parse("D")}), sink, recorder.record)
+    side = ServerSide({"P0": Role.parse("EP"), "D0": Role.parse("D")}, sink, recorder.record)
     for name, incarnation in (P, D):
         side.hear(Hello(Peer(name, name[:-1], incarnation, "-"), "host", 1, {}), 0.0)
     side.lives.submit(make_request("r", max_tokens=2), 0.0)

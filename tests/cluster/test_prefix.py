@@ -160,7 +160,7 @@ def test_who_comes_past_the_encoder_goes_back_to_it_if_the_kv_is_gone(layout, is
     cluster.submit(first)
     cluster.run()
     (name,) = (n for n in cluster.engines if "P" in n)
-    assert cluster.side.lives.roster.found(first, name) >= first.media[-1].end
+    assert cluster.side.lives.roster.locator.locate(first)[name] >= first.media[-1].end
     for pool in cluster.caches[name].pools.values() if is_gone else ():
         pool.drop(pool.take(pool.n_blocks))
     again = msgspec.structs.replace(first, id="again")
@@ -264,16 +264,16 @@ def test_what_the_front_promises_of_hybrids_is_found(layout, kinds, tree):
     """With room for everything. More may be found: an instance that is alone in its stage is not asked."""
     cluster, promised = Cluster(layout, kv_blocks=2000, embed_blocks=200, more=KINDS[kinds]), {}
     cluster.copy_s = 0.1
-    for roster in (cluster.side.lives.roster, *(node.roster for node in cluster.nodes.values())):
+    for placer in (cluster.placer, *(node.placer for node in cluster.nodes.values())):
 
-        def choose(request, stage, exclude, roster=roster, asked=roster.choose):
+        def choose(request, stage, exclude, locator=placer.roster.locator, asked=placer.choose):
             name = asked(request, stage, exclude)
-            found = roster.found(request, name)
+            found = locator.locate(request).get(name, 0)
             if "P" in name or found >= max((m.end for m in request.media), default=0):  # else it only encodes there
                 promised[request.id] = max(promised.get(request.id, 0), found)
             return name
 
-        roster.choose = choose
+        placer.choose = choose
     for r in requests_of(tree):
         cluster.submit(r)
         cluster.run()

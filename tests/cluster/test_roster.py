@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from hydrainfer.cluster import HashRing, Roster
+from hydrainfer.cluster import HashRing, Placer, Roster
 from hydrainfer.cluster.messages import Peer
 from hydrainfer.cluster.roster import delay_s
 from hydrainfer.core import Cached, CachedKeys, Layout, Load, Stage, split_chain
@@ -15,20 +15,29 @@ from tests.scheduler.fakes import make_request
 pytestmark = pytest.mark.unit
 
 
-def roster(layout, balancing="least_load", seed=0):
+def placer(layout, balancing="least_load", seed=0):
     """All of them there."""
-    roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
-    made = Roster(roles, balancing, random.Random(seed))
-    made.update(Peer(name, str(role), 1, "-") for name, role in roles.items())
+    made = Placer(Roster(), balancing, random.Random(seed))
+    roles = Layout.parse(layout).instances
+    made.roster.update(Peer(f"{role}{i}", str(role), 1, "-") for i, role in enumerate(roles))
     return made
 
 
 def without(made, *names):
-    return made.update([p for n, p in made.peers.items() if n not in names])
+    return made.roster.update([p for n, p in made.roster.peers.items() if n not in names])
 
 
 def suspect(made, *names):
-    made.update([msgspec.structs.replace(p, suspect=p.name in names) for p in made.peers.values()])
+    made.roster.update([msgspec.structs.replace(p, suspect=p.name in names) for p in made.roster.peers.values()])
+
+
+def hear(made, **loads):
+    for name, load in loads.items():
+        made.roster.hear(name, load)
+
+
+def cached(made, request, name):
+    return made.roster.locator.locate(request).get(name, 0)
 
 
 def full(added, dropped=()):
@@ -49,12 +58,12 @@ def test_a_ring_moves_only_the_keys_of_who_left():
 
 
 def test_a_picture_goes_to_the_encoder_that_its_content_names_while_that_is_not_much_busier():
-    made = roster("3E1P1D")
+    made = placer("3E1P1D")
     requests = [make_request(f"r{i}", pictures=[i % 7]) for i in range(70)]
 
     def chosen(request, *busy):
-        made.loads.clear()  # all of them have said that they have nothing to do
-        made.loads.update({n: Load(n_pictures=k, picture_s=0.1) for n, k in busy})
+        hear(made, **dict.fromkeys(made.roster.peers, Load()))  # all of them have said that they have nothing to do
+        hear(made, **{n: Load(n_pictures=k, picture_s=0.1) for n, k in busy})
         return made.choose(request, Stage.ENCODE, ())
 
     owners = [chosen(r) for r in requests]
@@ -68,13 +77,13 @@ def test_a_picture_goes_to_the_encoder_that_its_content_names_while_that_is_not_
 
 
 def test_a_burst_of_different_pictures_is_spread():
-    made = roster("4E1P1D")
+    made = placer("4E1P1D")
     owners = [made.choose(make_request(f"r{i}", pictures=[i]), Stage.ENCODE, ()) for i in range(200)]
     assert {owners.count(n) for n in set(owners)} <= {49, 50, 51}
 
 
 def test_of_two_ways_the_one_with_more_behind_it_gets_more():
-    made = roster("1E2PD+1EPD")
+    made = placer("1E2PD+1EPD")
     counts = {"E0": 0, "EPD3": 0}
     for i in range(90):
         request = make_request(f"r{i}", n_text=200, pictures=[i])
@@ -89,12 +98,12 @@ def test_the_order_in_which_a_layout_is_written_changes_nothing():
     rng = random.Random(1)
 
     def chosen(roles):
-        made = Roster(dict(roles))
-        made.update(Peer(name, str(role), 1, "-") for name, role in roles)
+        made = Placer(Roster())
+        made.roster.update(Peer(name, str(role), 1, "-") for name, role in roles)
         requests = [make_request(f"r{i}", pictures=[i] * (i % 3 == 0)) for i in range(60)]
         return [made.choose(r, r.plan()[0], ()) for r in requests]
 
-    roles = list(roster("2E2P1ED+2EPD").roles.items())
+    roles = list(placer("2E2P1ED+2EPD").roster.roles.items())
     assert all(chosen(rng.sample(roles, len(roles))) == chosen(roles) for _ in range(10))
 
 
@@ -111,57 +120,57 @@ def test_a_burst_is_spread(balancing):
 
 @pytest.mark.parametrize("stage", [Stage.PREFILL, Stage.DECODE])
 def test_a_burst_between_instances_is_spread(stage):
-    made = roster("1E3P3D")
+    made = placer("1E3P3D")
     owners = [made.choose(make_request(f"r{i}"), stage, ()) for i in range(30)]
     assert sorted(owners.count(n) for n in set(owners)) == [10, 10, 10]
 
 
 def test_the_least_predicted_delay_is_chosen():
-    made = roster("3EPD")
+    made = placer("3EPD")
     slow, fast = Load(n_tokens=100, token_s=1e-2), Load(n_tokens=1000, token_s=1e-4)
     decoding = Load(n_decoding=64, decode_s=1e-2)
     assert delay_s(slow) == pytest.approx(1.0) and delay_s(fast) == pytest.approx(0.1)
     assert delay_s(decoding) == pytest.approx(0.64)
-    made.loads.update(EPD0=slow, EPD1=fast, EPD2=decoding)
+    hear(made, EPD0=slow, EPD1=fast, EPD2=decoding)
     assert made.choose(make_request("a"), Stage.PREFILL, ()) == "EPD1"
     assert made.choose(make_request("b"), Stage.PREFILL, ["EPD1"]) == "EPD2"
-    made.loads["EPD1"] = Load(n_pictures=100)  # not measured yet: a guess
+    made.roster.hear("EPD1", Load(n_pictures=100))  # not measured yet: a guess
     assert made.choose(make_request("c"), Stage.PREFILL, ()) == "EPD2"
 
 
 def test_what_was_chosen_counts_until_the_instance_speaks_again():
-    made = roster("2EPD")
-    made.loads.update(EPD0=Load(n_tokens=10), EPD1=Load(n_tokens=100))
+    made = placer("2EPD")
+    hear(made, EPD0=Load(n_tokens=10), EPD1=Load(n_tokens=100))
     owners = [made.choose(make_request(f"r{i}", n_text=60), Stage.PREFILL, ()) for i in range(4)]
     assert owners == ["EPD0", "EPD0", "EPD1", "EPD0"]
-    made.loads["EPD0"] = Load()
+    made.roster.hear("EPD0", Load())
     assert made.choose(make_request("r"), Stage.PREFILL, ()) == "EPD0"
 
 
 def test_little_of_a_long_prompt_goes_before_a_short_one():
-    made = roster("2EPD")
-    made.loads["EPD0"] = Load(n_tokens=8000, sizes=((1, 8000),))
-    made.loads["EPD1"] = Load(n_tokens=1000, sizes=((10, 1000),))
+    made = placer("2EPD")
+    made.roster.hear("EPD0", Load(n_tokens=8000, sizes=((1, 8000),)))
+    made.roster.hear("EPD1", Load(n_tokens=1000, sizes=((10, 1000),)))
     assert made.choose(make_request("short", n_text=50), Stage.PREFILL, ()) == "EPD0"  # 50 tokens before it, not 500
     assert made.choose(make_request("long", n_text=5000), Stage.PREFILL, ()) == "EPD1"
-    assert made.loads["EPD0"].n_before(10) == 20 and made.loads["EPD1"].n_before(10_000) == 6000
+    assert made.roster.loads["EPD0"].n_before(10) == 20 and made.roster.loads["EPD1"].n_before(10_000) == 6000
 
 
 def test_sizes_stay_few_however_many_are_placed_between_two_reports():
-    made = roster("3EPD")
-    made.loads.update({f"EPD{i}": Load(n_tokens=40, sizes=((2, 40),)) for i in range(3)})
+    made = placer("3EPD")
+    hear(made, **{f"EPD{i}": Load(n_tokens=40, sizes=((2, 40),)) for i in range(3)})
     for i in range(3000):
         made.choose(make_request(f"r{i}", n_text=1 + i % 100), Stage.PREFILL, ())
-    assert all(len(load.sizes) <= 8 for load in made.loads.values())
-    assert [sum(tokens for _, tokens in load.sizes) for load in made.loads.values()] == [
-        load.n_tokens for load in made.loads.values()
+    assert all(len(load.sizes) <= 8 for load in made.roster.loads.values())
+    assert [sum(tokens for _, tokens in load.sizes) for load in made.roster.loads.values()] == [
+        load.n_tokens for load in made.roster.loads.values()
     ]
-    assert sum(n for load in made.loads.values() for n, _ in load.sizes) == 3000 + 6
+    assert sum(n for load in made.roster.loads.values() for n, _ in load.sizes) == 3000 + 6
 
 
 def test_a_suspect_is_chosen_only_if_there_is_nobody_else():
-    made, request = roster("1E1P2D+1PD"), make_request("x", pictures=[1])
-    made.loads.update(D2=Load(n_decoding=50), PD4=Load(n_decoding=60))
+    made, request = placer("1E1P2D+1PD"), make_request("x", pictures=[1])
+    hear(made, D2=Load(n_decoding=50), PD4=Load(n_decoding=60))
     suspect(made, "D3")
     assert made.choose(request, Stage.DECODE, ()) == "D2"
     assert made.choose(request, Stage.DECODE, ["D2"]) == "PD4"
@@ -172,7 +181,7 @@ def test_a_suspect_is_chosen_only_if_there_is_nobody_else():
 
 
 def test_the_dead_and_the_excluded_are_not_chosen():
-    made, request = roster("1E1P2D+1PD"), make_request("x", pictures=[1])
+    made, request = placer("1E1P2D+1PD"), make_request("x", pictures=[1])
     assert [p.name for p in without(made, "D2")] == ["D2"]
     assert made.choose(request, Stage.DECODE, ["D3", "PD4"]) is None
     without(made, "E0", "P1", "PD4")
@@ -181,42 +190,42 @@ def test_the_dead_and_the_excluded_are_not_chosen():
 
 
 def test_another_incarnation_starts_with_no_load():
-    made = roster("2EPD")
-    made.loads.update(EPD0=Load(n_tokens=1000), EPD1=Load(n_tokens=10))
-    gone = made.update(
-        [msgspec.structs.replace(p, incarnation=2) if p.name == "EPD0" else p for p in made.peers.values()]
+    made = placer("2EPD")
+    hear(made, EPD0=Load(n_tokens=1000), EPD1=Load(n_tokens=10))
+    gone = made.roster.update(
+        [msgspec.structs.replace(p, incarnation=2) if p.name == "EPD0" else p for p in made.roster.peers.values()]
     )
     assert [(p.name, p.incarnation) for p in gone] == [("EPD0", 1)]
-    assert made.knows("EPD0", 2) and not made.knows("EPD0", 1)
+    assert made.roster.knows("EPD0", 2) and not made.roster.knows("EPD0", 1)
     assert made.choose(make_request("a"), Stage.PREFILL, ()) == "EPD0"
 
 
 def test_who_has_computed_the_beginning_is_preferred_until_it_is_too_busy():
-    made, request = roster("3PD"), make_request("a", n_text=40, salt=b"")
+    made, request = placer("3PD"), make_request("a", n_text=40, salt=b"")
     keys = tuple(split_chain(request.keys)[1:])
-    made.learn("PD1", full(keys[:8]))
-    made.learn("PD2", full(keys[:3]))
-    assert [made.found(request, f"PD{i}") for i in range(3)] == [0, 32, 12]
+    made.roster.locator.learn("PD1", full(keys[:8]))
+    made.roster.locator.learn("PD2", full(keys[:3]))
+    assert [cached(made, request, f"PD{i}") for i in range(3)] == [0, 32, 12]
     assert made.choose(request, Stage.PREFILL, ()) == "PD1"
     assert made.choose(make_request("b", n_text=40, salt=b"other"), Stage.PREFILL, ()) != "PD1"
-    made.loads = {"PD0": Load(), "PD1": Load(n_tokens=33), "PD2": Load()}
+    hear(made, PD0=Load(), PD1=Load(n_tokens=33), PD2=Load())
     assert made.choose(request, Stage.PREFILL, ()) == "PD2"
-    made.learn("PD2", full((), keys[1:3]))
-    assert made.found(request, "PD2") == 4
+    made.roster.locator.learn("PD2", full((), keys[1:3]))
+    assert cached(made, request, "PD2") == 4
     without(made, "PD1")
-    made.update([*made.peers.values(), Peer("PD1", "PD", 2, "-")])
-    assert made.found(request, "PD1") == 0, "another incarnation has computed nothing"
+    made.roster.update([*made.roster.peers.values(), Peer("PD1", "PD", 2, "-")])
+    assert cached(made, request, "PD1") == 0, "another incarnation has computed nothing"
 
 
 def test_a_request_goes_past_the_encoder_to_who_has_computed_its_pictures():
-    made, request = roster("1E2PD"), make_request("a", n_text=9, pictures=[1, 2], salt=b"")
+    made, request = placer("1E2PD"), make_request("a", n_text=9, pictures=[1, 2], salt=b"")
     keys = tuple(split_chain(request.keys)[1:])
-    made.learn("PD1", full(keys[:3]))
+    made.roster.locator.learn("PD1", full(keys[:3]))
     assert made.choose(request, Stage.ENCODE, ()) == "E0", "the second picture is not wholly computed"
-    made.learn("PD2", full(keys[:4]))
+    made.roster.locator.learn("PD2", full(keys[:4]))
     assert made.choose(request, Stage.ENCODE, ()) == "PD2"
     assert made.choose(request, Stage.ENCODE, ["PD2"]) == "E0"
-    made.loads["PD2"] = Load(n_tokens=1000)
+    made.roster.hear("PD2", Load(n_tokens=1000))
     assert made.choose(request, Stage.ENCODE, ()) == "E0"
 
 
@@ -226,11 +235,11 @@ def test_a_request_goes_past_the_encoder_to_who_has_computed_its_pictures():
     ids=["soon", "slow", "computed-sooner", "another-picture"],
 )
 def test_what_is_kept_where_it_was_decoded_is_fetched_if_that_takes_less(pull_s, token_s, pictures, way):
-    made = roster("1EP1D")
+    made = placer("1EP1D")
     request = make_request("r", n_text=400, pictures=pictures, salt=b"")
     keys = split_chain(make_request("r", n_text=400, pictures=[1], salt=b"").keys)[1:]
-    made.learn("D1", full(tuple(keys)))
-    made.loads["EP0"] = Load(token_s=token_s, picture_s=1e-4, pull_s=pull_s)
+    made.roster.locator.learn("D1", full(tuple(keys)))
+    made.roster.hear("EP0", Load(token_s=token_s, picture_s=1e-4, pull_s=pull_s))
     assert made.choose(request, Stage.ENCODE, ()) == way
-    made.learn("EP0", full(tuple(keys)))
+    made.roster.locator.learn("EP0", full(tuple(keys)))
     assert made.choose(msgspec.structs.replace(request, id="again"), Stage.ENCODE, ()) == "EP0"

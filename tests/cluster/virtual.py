@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from hydrainfer.cache import CacheSet, counterpart, landing_of, origin_of
-from hydrainfer.cluster import Node, NodePlan, Pulse, Roster, ServerSide
+from hydrainfer.cluster import Node, NodePlan, Placer, Pulse, Roster, ServerSide
 from hydrainfer.cluster.messages import decode_to_hub, encode
 from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
 from hydrainfer.engine import Engine, Moves, Shifts, Timing
@@ -179,11 +179,12 @@ class Cluster:
         self.events, self.n_events, self.n_awaited = [], 0, 0
         self.outputs, self.lifecycle, self.forgotten, self.failures = [], [], [], {}
         self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
-        roster = Roster(self.roles, balancing, random.Random(seed))
-        self.side = ServerSide(roster, self.outputs.extend, lambda e: self.lifecycle.append((self.now, e)), PULSE)
+        self.placer = Placer(Roster(), balancing, random.Random(seed))
+        record = lambda event: self.lifecycle.append((self.now, event))  # noqa: E731
+        self.side = ServerSide(self.roles, self.outputs.extend, record, PULSE, placer=self.placer)
         at = {"hub": "hub/0", "pixels": "", "bind": "", "hub_host": host_identity()}
-        names = {name: str(role) for name, role in self.roles.items()}
-        self.plans = {n: NodePlan(n, names, **at, balancing=balancing, pulse=PULSE) for n in self.roles}
+        at |= {"n_instances": len(self.roles), "balancing": balancing, "pulse": PULSE}
+        self.plans = {name: NodePlan(name, str(role), **at) for name, role in self.roles.items()}
         self.engines, self.caches, self.devices, self.nodes, self.wires = {}, {}, {}, {}, {}
         self.pullers, self.hosts = {}, {}
         self.memory = {}  # by address; outlives its instance
@@ -213,7 +214,7 @@ class Cluster:
         }
         wire = self.wires[name] = Wire(self, name, incarnation)
         node = self.nodes[name] = Node(self.plans[name], incarnation, wire, lambda: self.now)
-        moves = Moves(name, incarnation, s, node.roster, node, self.pullers[name], TIMING)
+        moves = Moves(name, incarnation, s, node.placer, node, self.pullers[name], TIMING)
         host = self.hosts[name] = HostPuller(name, incarnation, self)
         shifts = Shifts(s, host) if hosted.specs else None
         told = (node.sink, node.record)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import msgspec
 
 from hydrainfer.cache import CacheSizes, CacheSpec, Split
-from hydrainfer.cluster.roster import Balancing
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
 from hydrainfer.engine import EventSink, Overlap
@@ -63,7 +62,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     link: Link = Link()
     policy: Policy = Policy()
     overlap: Overlap = "free"
-    balancing: Balancing = "least_load"
+    balancing: str = "least_load"
     server: ServerCost = ServerCost()
 
     def budgets(self, layout: Layout) -> dict[str, Budgets]:

@@ -20,7 +20,8 @@ import msgspec
 from hydrainfer.cache import CacheSet, CacheSpec, Split
 from hydrainfer.cluster.instance import Instance, Pulse
 from hydrainfer.cluster.messages import Beat, Learned, Peer, Submit
-from hydrainfer.cluster.roster import Balancing, Roster
+from hydrainfer.cluster.placing import Placer
+from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import (
     Cached,
     CostModel,
@@ -36,6 +37,7 @@ from hydrainfer.core import (
     Request,
     Role,
     SlicedTime,
+    Stage,
     StepBatch,
     StepResult,
     owner_of,
@@ -90,7 +92,7 @@ class Simulator:
         instances: Sequence[InstanceModel],
         link: Link | None = None,
         *,
-        balancing: Balancing = "least_load",
+        balancing: str = "least_load",
         record: EventSink | None = None,
         watch: Callable[[float], bool] | None = None,
         leaps: bool = True,
@@ -109,14 +111,16 @@ class Simulator:
         self._due: list[tuple[float, int, ModelledNode]] = []
         roles = {i.name: i.role for i in instances}
         peers = [Peer(name, str(role), _INCARNATION, name) for name, role in roles.items()]
-        self._roster = Roster(roles, balancing)
+        self._roster = Roster()
         self._roster.update(peers)
+        self._placer = Placer(self._roster, balancing)
+        self._listeners = self._roster.listeners()
         self.copies = LinkEnds(self.link)
         self.nodes: dict[str, ModelledNode] = {}
         for n, instance in enumerate(instances):
-            roster = Roster(roles, balancing)
-            roster.update(peers)
-            self.nodes[instance.name] = ModelledNode(self, n, instance, roster, record)
+            placer = Placer(Roster(), balancing)
+            placer.roster.update(peers)
+            self.nodes[instance.name] = ModelledNode(self, n, instance, placer, record)
         self._said: dict[str, deque[tuple[float, Load, Cached | None]]] = {name: deque() for name in self.nodes}
         self._beat_at = 0.0
         self.shares = False
@@ -167,9 +171,11 @@ class Simulator:
         """Store the load that instance `name` sent at `at_s`, which may be in the past, until the roster reads
         loads."""
         self._said[name].append((at_s + self.link.message_s, load, cached))
-        for other in self.nodes if cached is not None else ():
-            if cached is not None and self._roster.hands_to(other, name):
-                learned, at = Learned(name, cached), at_s + 2 * self.link.message_s
+        if cached is None or not self._roster.roles[name].runs(Stage.PREFILL):
+            return
+        learned, at = Learned(name, cached), at_s + 2 * self.link.message_s
+        for other in self.nodes:
+            if (other, _INCARNATION) in self._listeners:
                 self.at(at, partial(self.nodes[other].hear, learned, at))
 
     def post(self, peer: str, parcel: Parcel) -> None:
@@ -193,19 +199,21 @@ class Simulator:
 
     def _hear_reports(self) -> None:
         """Take in the loads that have arrived, those of nodes in a leap included."""
-        until_s, loads = self.now - self.link.message_s, self._roster.loads
+        until_s, roster = self.now - self.link.message_s, self._roster
         for name, node in self.nodes.items():
             said = self._said[name]
             while said and said[0][0] <= self.now:
-                _, loads[name], cached = said.popleft()
+                _, load, cached = said.popleft()
+                roster.hear(name, load)
                 if cached is not None:
-                    self._roster.learn(name, cached)
-            if node.leap is not None and (load := node.leap.reported(until_s)) is not None:
-                loads[name] = load
+                    roster.locator.learn(name, cached)
+            leapt = node.leap.reported(until_s) if node.leap is not None else None
+            if leapt is not None:
+                roster.hear(name, leapt)
 
     def _arrive(self, request: Request) -> None:
         self._hear_reports()
-        name = self._roster.choose(request, request.plan()[0], ())
+        name = self._placer.choose(request, request.plan()[0], ())
         assert name is not None, "the layout lacks a stage"
         node = self.nodes[name]
         self.at(self.now + self.link.message_s, partial(self._deliver, node, Submit(request)))
@@ -232,8 +240,9 @@ class ModelledNode(Instance):
 
     engine: Engine
 
-    def __init__(self, sim: Simulator, number: int, i: InstanceModel, roster: Roster, record: EventSink | None) -> None:
-        super().__init__(i.name, _INCARNATION, roster, _BEAT_S)
+    def __init__(self, sim: Simulator, number: int, i: InstanceModel, placer: Placer, record: EventSink | None) -> None:
+        super().__init__(i.name, _INCARNATION, placer.roster, _BEAT_S)
+        self.placer = placer
         self.number, self._sim, self._record = number, sim, record
         self.caches = CacheSet(dict(i.blocks), i.split)
         self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
@@ -244,7 +253,7 @@ class ModelledNode(Instance):
         scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy, landing=CacheSet(dict(i.landing)))
         self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
         self._runners = {lane: _ModelledLane(self.device, sim) for lane in i.role.lanes}
-        moves = Moves(i.name, _INCARNATION, scheduler, roster, self, self)
+        moves = Moves(i.name, _INCARNATION, scheduler, placer, self, self)
         shifts = Shifts(scheduler, HostLink(sim.link, self._block_bytes, lambda: sim.now)) if i.landing else None
         told = self.sink, record
         self.engine = Engine(scheduler, self._runners, *told, i.overlap, moves, self.moved, shifts=shifts)

@@ -9,7 +9,7 @@ import time
 import msgspec
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.cluster import Node, NodePlan, Pulse, Roster, ServerSide
+from hydrainfer.cluster import Node, NodePlan, Pulse, ServerSide
 from hydrainfer.cluster.messages import decode_to_hub, encode
 from hydrainfer.core import owner_of
 from hydrainfer.engine import Engine, Moves, Shifts
@@ -84,12 +84,12 @@ class Production:
         self.batches, self.outputs = [], []
         self.block_bytes = {spec.name: spec.block_bytes for i in instances for spec in (*i.blocks, *i.landing)}
         self.roles = {i.name: i.role for i in instances}
-        self.side = ServerSide(Roster(self.roles), self.hear, self.hear_event)
+        self.side = ServerSide(self.roles, self.hear, self.hear_event)
         self.tokens_s, self.tokens, self.lifecycle = {}, {}, []
         self.nodes, self.wires, self.caches, self.wakes, self.pullers = {}, {}, {}, {}, []
         local = LocalExports()
         for i in instances:
-            plan = NodePlan(i.name, {n: str(r) for n, r in self.roles.items()}, "hub", "", "", host_identity())
+            plan = NodePlan(i.name, str(i.role), len(self.roles), "hub", "", "", host_identity())
             wire = self.wires[i.name] = Wire(self, i.name)
             node = self.nodes[i.name] = Node(plan, 1, wire, lambda: self.now)
             stores = {spec.name: BlockStore(spec, n, "cpu") for spec, n in i.blocks.items()}
@@ -101,7 +101,7 @@ class Production:
             exports = Exports(owner_of(i.name, 1), stores, "local", local=local)
             routes = Routes("local", stores[next(iter(stores))].device, local=local)
             puller = StorePuller(stores | hosted, exports, routes, wire.wake)
-            moves = Moves(i.name, 1, scheduler, node.roster, node, TimedPuller(self, i.name, puller))
+            moves = Moves(i.name, 1, scheduler, node.placer, node, TimedPuller(self, i.name, puller))
             shifts = self.shifts(scheduler, stores | hosted, wire) if hosted else None
             engine = Engine(scheduler, runners, node.sink, node.record, i.overlap, moves, node.moved, shifts=shifts)
             self.pullers.append(puller)

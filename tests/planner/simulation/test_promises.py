@@ -1,4 +1,4 @@
-"""What a roster promises of a conversation is found there, whatever kinds of cache the model has."""
+"""What a placer promises of a conversation is found there, whatever kinds of cache the model has."""
 
 from functools import lru_cache
 
@@ -48,13 +48,13 @@ class Promises(Simulator):
     def __init__(self, instances):
         super().__init__(instances)
         self.promised, self.found = {}, {}
-        for roster in (self._roster, *(node.roster for node in self.nodes.values())):
-            roster.choose = self._watched(roster, roster.choose)
+        for placer in (self._placer, *(node.placer for node in self.nodes.values())):
+            placer.choose = self._watched(placer.roster, placer.choose)
 
     def _watched(self, roster, choose):
         def chosen(request, stage, exclude):
             name = choose(request, stage, exclude)
-            promise = roster.found(request, name)
+            promise = roster.locator.locate(request).get(name, 0)
             self.promised[request.id] = max(promise, self.promised.get(request.id, 0))
             return name
 
