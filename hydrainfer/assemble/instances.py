@@ -13,7 +13,7 @@ import msgspec
 
 from hydrainfer.assemble.engine import Sizing, Surroundings, build_engine
 from hydrainfer.assemble.model import Progress
-from hydrainfer.assemble.sizes import block_bytes, check_between_processes, check_in_process, torch_device
+from hydrainfer.assemble.sizes import block_bytes, check_between_processes, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import (
@@ -36,7 +36,7 @@ from hydrainfer.core import ConfigError, CostModel, Lane, LifecycleEvent, Output
 from hydrainfer.engine import Engine, EngineHandle, EngineThread
 from hydrainfer.grammar import load_grammars
 from hydrainfer.machine import host_identity, in_url, mps_folder, n_cores
-from hydrainfer.storage import LocalExports
+from hydrainfer.storage import LocalExports, check_within
 
 if TYPE_CHECKING:
     from hydrainfer.cluster.ray import RayLauncher
@@ -203,7 +203,7 @@ def _launcher_of(
 ) -> tuple[InProcess | RayLauncher, RunFolder]:
     """The launcher of the instances, and the run's folder."""
     if not by_ray:
-        check_in_process(config.transport)
+        check_within(config.transport)
         return InProcess(partial(build_node, births, LocalExports())), RunFolder(for_ray=False)
     gpu_shares = [spec.share.gpus or 0.0 for spec in specs]
     check_between_processes(config.transport, gpu_shares)

@@ -31,6 +31,7 @@ from hydrainfer.models import DTYPES, cache_specs
 from hydrainfer.ops import computes_sooner
 from hydrainfer.processor import ModelDescription
 from hydrainfer.scheduler import ENOUGH_S, Budgets
+from hydrainfer.storage import check_between
 
 GIB = 1 << 30
 _SHORT_CHAT, _USUAL_PICTURE = 64, 1024  # tokens
@@ -43,26 +44,14 @@ def torch_device(config: ServeConfig) -> torch.device:
     return torch.device("cuda", 0) if cuda else torch.device("cpu")  # CUDA_VISIBLE_DEVICES selects device 0
 
 
-def check_in_process(transport: str) -> None:
-    """Check that instances in one process can use the transport. Raises `ConfigError`."""
-    if transport in ("nccl", "cuda-ipc"):
-        raise ConfigError(
-            f"transport {transport} is for instances in processes of their own; use local or auto", param="transport"
-        )
-
-
 def check_between_processes(transport: str, gpu_shares: Sequence[float] = ()) -> None:
     """Check that instances in separate processes, each with such a share of a GPU, can use the transport. Raises
     `ConfigError`."""
+    check_between(transport)
     if transport == "nccl" and any(0.0 < share < 1.0 for share in gpu_shares):
         raise ConfigError(
             "transport nccl cannot copy between instances that share a GPU: NCCL refuses two ranks on one device; use "
             "cuda-ipc or auto",
-            param="transport",
-        )
-    if transport == "local":
-        raise ConfigError(
-            "transport local is for instances in one process: add --launcher inproc, or use shared-memory or auto",
             param="transport",
         )
 

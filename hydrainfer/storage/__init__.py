@@ -5,12 +5,15 @@ block; `cache` does.
 """
 
 from hydrainfer.storage.exports import Exports, Routes
-from hydrainfer.storage.places import check_transport, needs_shared
+from hydrainfer.storage.local import LocalTransport
+from hydrainfer.storage.places import WAYS, check_between, check_transport, check_within, needs_shared
 from hydrainfer.storage.puller import StorePuller
 from hydrainfer.storage.store import BlockStore, Region
-from hydrainfer.storage.transport import LocalExports, LocalTransport, TransportError, Unreachable
+from hydrainfer.storage.transport import LocalExports, TransportError, Unreachable
+from hydrainfer.storage.way import Way
 
 __all__ = [
+    "WAYS",
     "BlockStore",
     "Exports",
     "LocalExports",
@@ -20,6 +23,9 @@ __all__ = [
     "StorePuller",
     "TransportError",
     "Unreachable",
+    "Way",
+    "check_between",
     "check_transport",
+    "check_within",
     "needs_shared",
 ]

@@ -20,6 +20,7 @@ from hydrainfer.core import ConfigError, ExportHandle
 from hydrainfer.ops import upload
 from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import CopyBlocks, PeerTransport, TransportError, Unreachable, pieces_of
+from hydrainfer.storage.way import ProcessPlace, Tools, Way, on_cuda
 
 _HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 _STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
@@ -53,7 +54,7 @@ class IpcAllocation(NamedTuple):
         return found
 
 
-def offer(store: BlockStore) -> str:
+def offer(key: str, store: BlockStore, tools: Tools) -> str:  # noqa: ARG001 - the address says it all
     """The address of a CUDA store. Raises `ConfigError` if its memory cannot be shared."""
     pointer = store.bytes.data_ptr()
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _IpcHandle()
@@ -214,3 +215,18 @@ def _call(name: str, *args: Any) -> None:
         text = ctypes.c_char_p()
         _driver().cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
         raise TransportError(f"{name}: {(text.value or b'error %d' % code).decode()}")
+
+
+def _reaches(source: ExportHandle, place: ProcessPlace, device: torch.device) -> str:
+    on_cuda = source.device.startswith("cuda") and device.type == "cuda"
+    return "same host, both on CUDA" if source.host == place.host and on_cuda else ""
+
+
+WAY = Way(
+    "cuda-ipc",
+    check=on_cuda("cuda-ipc", twin="shared-memory"),
+    offer=offer,
+    reaches=_reaches,
+    open=lambda tools: CudaIpcTransport(tools.copy_blocks),
+    within=False,
+)

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import torch
 
 from hydrainfer.core import ConfigError, ExportHandle
-from hydrainfer.storage import cuda_ipc, shared_memory
-from hydrainfer.storage.cuda_ipc import CudaIpcTransport
-from hydrainfer.storage.nccl import NCCL
-from hydrainfer.storage.places import OVER_SERVER, check_transport, device_name, here, ways_here
+from hydrainfer.storage.places import WAYS, check_transport, device_name, here, ways_here
 from hydrainfer.storage.server import BlockServer
-from hydrainfer.storage.shared_memory import SharedMemoryTransport
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.tcp import TcpTransport
-from hydrainfer.storage.transport import (
-    TIMEOUT_S,
-    CopyBlocks,
-    LocalExports,
-    LocalTransport,
-    Transport,
-    TransportError,
-    Unreachable,
-)
-from hydrainfer.storage.two_sided import GLOO, TwoSidedTransport
+from hydrainfer.storage.transport import TIMEOUT_S, CopyBlocks, LocalExports, TransportError, Unreachable
+from hydrainfer.storage.way import Tools, Way
 
 _log = logging.getLogger(__name__)
-_BACKENDS = {b.name: b for b in (GLOO, NCCL)}
 
 
 class Exports:
-    """The exports of one instance incarnation, `owner`, as `handles` by cache. `transport`: one of `TRANSPORTS`; auto
-    offers shared memory or CUDA IPC, TCP, and `local` if given. `host`: the address at which its server listens and
-    peers find it. `secret`: the cluster's. Raises `ConfigError` if the transport cannot work here."""
+    """The exports of one instance incarnation, `owner`, as `handles` by cache. `transport`: one of `WAYS`; auto offers
+    all usual ones that can copy these caches, `local` only if given. `host`: the address at which its server listens
+    and peers find it. `secret`: the cluster's. Raises `ConfigError` if the transport cannot work here."""
 
     def __init__(
         self,
@@ -50,51 +36,62 @@ class Exports:
     ) -> None:
         device = next((s.device for s in stores.values()), torch.device("cpu"))
         check_transport(transport, device)
-        names = _offered(transport, device, local is not None)
-        if transport == "auto" and "cuda-ipc" in names and (problem := _not_shared(stores)):
-            names.remove("cuda-ipc")
-            _log.warning("%s: peers on this host pull blocks over tcp instead, which is slower", problem)
-        self._stores, self._local = stores, local
+        self._owner, self._stores, self._local = owner, stores, local
+        self._tools = Tools(secret, local, timeout_s)
         self._server: BlockServer | None = None
-        if set(names) & set(OVER_SERVER):
-            _check_server(host, secret)
-            self._server = BlockServer(owner, stores, secret, host, _BACKENDS, timeout_s)
+        self.handles: dict[str, ExportHandle] = {}
         try:
-            self.handles = {spec: self._handle(owner, spec, names) for spec in stores}
+            ways = self._usual(device, host) if transport == "auto" else self._offered(WAYS[transport], host)
+            self.handles = {spec: self._handle(spec, ways[spec]) for spec in stores}
         except BaseException:
             self.close()
             raise
 
-    def _handle(self, owner: str, spec: str, names: list[str]) -> ExportHandle:
+    def _handle(self, spec: str, ways: dict[str, str]) -> ExportHandle:
         store, place = self._stores[spec], here()
         return ExportHandle(
-            owner=owner,
+            owner=self._owner,
             host=place.host,
             process=place.process,
             device=device_name(store.device),
             n_blocks=store.n_blocks,
             block_bytes=store.spec.block_bytes,
-            ways={name: self._address(name, f"{owner}/{spec}", spec) for name in names},
+            ways=ways,
         )
 
-    def _address(self, name: str, key: str, spec: str) -> str:
-        match name:
-            case "local":
-                assert self._local is not None, "no LocalExports"
-                self._local.add(key, self._stores[spec])
-                return key
-            case "shared-memory":
-                return shared_memory.offer(self._stores[spec])
-            case "cuda-ipc":
-                return cuda_ipc.offer(self._stores[spec])
-            case _:
-                assert self._server is not None
-                return f"{self._server.address}/{spec}"
+    def _usual(self, device: torch.device, host: str) -> dict[str, dict[str, str]]:
+        """The addresses of each store by all usual ways that work here, by cache and transport."""
+        ways: dict[str, dict[str, str]] = {spec: {} for spec in self._stores}
+        for way in WAYS.values():
+            if not way.usual or way.check(device) or (not way.between and self._local is None):
+                continue
+            try:
+                for spec, address in self._offered(way, host).items():
+                    ways[spec] |= address
+            except ConfigError as e:
+                if not way.maps:
+                    raise
+                # CUDA memory may be no memory to share: virtual GPUs, WSL, confidential computing, expandable segments
+                _log.warning("%s: peers on this host pull blocks over tcp instead, which is slower", e)
+        return ways
+
+    def _offered(self, way: Way, host: str) -> dict[str, dict[str, str]]:
+        """The address of each store by one way. Raises `ConfigError` if that does not work here."""
+        if way.offer is not None:
+            offer, owner, tools = way.offer, self._owner, self._tools
+            return {spec: {way.name: offer(f"{owner}/{spec}", store, tools)} for spec, store in self._stores.items()}
+        if self._server is None:
+            _check_server(host, self._tools.secret)
+            backends = {name: other.backend for name, other in WAYS.items() if other.backend is not None}
+            self._server = BlockServer(
+                self._owner, self._stores, self._tools.secret, host, backends, self._tools.timeout_s
+            )
+        return {spec: {way.name: f"{self._server.address}/{spec}"} for spec in self._stores}
 
     def offer(self, name: str, host: str) -> dict[str, ExportHandle]:
         """See `engine.PeerPuller.offer`. A peer on another machine is offered sockets only."""
         ways = {spec: _ways_to(host, handle) for spec, handle in self.handles.items()}
-        if self._server is None or not all(w.keys() <= set(OVER_SERVER) for w in ways.values()):
+        if self._server is None or any(WAYS[way].maps for there in ways.values() for way in there):
             return self.handles  # memory that the peer maps
         self._server.open_offer(name)
         replace = msgspec.structs.replace
@@ -109,7 +106,7 @@ class Exports:
         repeat."""
         if self._server is not None:
             self._server.close()
-        for spec, handle in getattr(self, "handles", {}).items():
+        for spec, handle in self.handles.items():
             if self._local is not None and "local" in handle.ways:
                 self._local.remove(handle.ways["local"])
             memory = self._stores[spec].memory
@@ -117,28 +114,11 @@ class Exports:
                 memory.close()
 
 
-def _offered(transport: str, device: torch.device, local: bool) -> list[str]:
-    if transport != "auto":
-        return [transport]
-    return [*(["local"] if local else []), "shared-memory" if device.type == "cpu" else "cuda-ipc", "tcp"]
-
-
-def _not_shared(stores: Mapping[str, BlockStore]) -> str:
-    """Why CUDA memory cannot be shared between processes here (virtual GPUs, WSL, confidential computing, an
-    allocator's expandable segments); empty if it can."""
-    try:
-        for store in stores.values():
-            cuda_ipc.offer(store)
-    except ConfigError as e:
-        return str(e)
-    return ""
-
-
 def _ways_to(host: str, handle: ExportHandle) -> dict[str, str]:
     """The ways that a peer on this machine ("": unknown) can use."""
     if host in ("", handle.host):
         return handle.ways
-    return {name: way for name, way in handle.ways.items() if name in OVER_SERVER}
+    return {name: way for name, way in handle.ways.items() if not WAYS[name].maps}
 
 
 def _check_server(host: str, secret: bytes) -> None:
@@ -165,15 +145,8 @@ class Routes:
     ) -> None:
         self._name, self._device, self._place = transport, torch.device(device), here()
         check_transport(transport, self._device)
-        makers: dict[str, Callable[[], Transport]] = {
-            "local": lambda: LocalTransport(local or LocalExports(), copy_blocks),
-            "shared-memory": SharedMemoryTransport,
-            "cuda-ipc": lambda: CudaIpcTransport(copy_blocks),
-            "tcp": lambda: TcpTransport(secret, timeout_s),
-            "gloo": lambda: TwoSidedTransport(GLOO, secret, timeout_s),
-            "nccl": lambda: TwoSidedTransport(NCCL, secret, timeout_s),
-        }
-        self._transports = {name: make() for name, make in makers.items() if transport in ("auto", name)}
+        tools = Tools(secret, local, timeout_s, copy_blocks)
+        self._transports = {name: way.open(tools) for name, way in WAYS.items() if transport in ("auto", name)}
         self._chosen: dict[str, str] = {}
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import distributed as dist
 
 from hydrainfer.storage.transport import TransportError
-from hydrainfer.storage.two_sided import Backend
+from hydrainfer.storage.two_sided import Backend, TwoSidedTransport
+from hydrainfer.storage.way import Way, anywhere, on_cuda
 
 _POLL_S = 20e-6
 _FIRST_S = 30  # the first communicator takes seconds to load libraries and detect how GPUs are connected
@@ -63,4 +64,20 @@ def _wait_for_stream(device: torch.device, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
+def _check(device: torch.device) -> str:
+    wrong = on_cuda("nccl", twin="gloo")(device)
+    return wrong or ("" if dist.is_nccl_available() else "this torch has no NCCL; use transport tcp, cuda-ipc or auto")
+
+
 NCCL = Backend("nccl", _make, _finish)
+WAY = Way(
+    "nccl",
+    check=_check,
+    offer=None,
+    reaches=anywhere,
+    open=lambda tools: TwoSidedTransport(NCCL, tools.secret, tools.timeout_s),
+    usual=False,
+    maps=False,
+    within=False,
+    backend=NCCL,
+)

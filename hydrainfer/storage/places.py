@@ -1,26 +1,19 @@
-"""The place of this process, and the transports by which it can read from a peer."""
+"""The place of this process, and the table of transports by which it can read from a peer."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from hydrainfer.core import ConfigError, ExportHandle
 from hydrainfer.machine import host_identity
+from hydrainfer.storage import cuda_ipc, gloo, local, nccl, shared_memory, tcp
+from hydrainfer.storage.way import ProcessPlace, Way
 
-TRANSPORTS = ("auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp")
-OVER_SERVER = ("tcp", "gloo", "nccl")  # these need a block server
-
-
-class ProcessPlace(NamedTuple):
-    """The identity of a process. `host`: equal for processes that see each other's /proc (same boot and pid namespace).
-    `process`: pid and start time."""
-
-    host: str
-    process: str
+WAYS: dict[str, Way] = {module.WAY.name: module.WAY for module in (local, shared_memory, cuda_ipc, tcp, gloo, nccl)}
+"""The transports by name, the best first."""
 
 
 def here() -> ProcessPlace:
@@ -38,36 +31,38 @@ def device_name(device: torch.device) -> str:
 
 def ways_here(source: ExportHandle, place: ProcessPlace, device: torch.device) -> list[tuple[str, str]]:
     """The usable transports among those that a peer's handle offers, as (transport, reason), the best first."""
-    found = []
-    if source.process == place.process and source.host == place.host:
-        found.append(("local", "same process"))
-    if source.host == place.host and source.device == device.type == "cpu":
-        found.append(("shared-memory", "same host"))
-    if source.host == place.host and source.device.startswith("cuda") and device.type == "cuda":
-        found.append(("cuda-ipc", "same host, both on CUDA"))
-    found += [(name, "other host" if source.host != place.host else "no shorter way") for name in OVER_SERVER]
-    return [(name, why) for name, why in found if name in source.ways]
+    reasons = {name: way.reaches(source, place, device) for name, way in WAYS.items() if name in source.ways}
+    return [(name, why) for name, why in reasons.items() if why]
 
 
 def check_transport(name: str, device: torch.device) -> None:
-    """Check that this transport can copy caches on `device`. Raises `ConfigError` with alternatives."""
-    if name not in TRANSPORTS:
-        raise _wrong(f"transport {name!r} is unknown; use one of {', '.join(TRANSPORTS)}")
-    if name in ("nccl", "cuda-ipc") and device.type != "cuda":
-        twin = "gloo" if name == "nccl" else "shared-memory"
-        raise _wrong(f"transport {name} needs caches on CUDA, they are on {device.type}; use {twin} or auto")
-    if name == "nccl" and not torch.distributed.is_nccl_available():
-        raise _wrong("this torch has no NCCL; use transport tcp, cuda-ipc or auto")
-    if name in ("shared-memory", "gloo") and device.type != "cpu":
-        twin = "nccl" if name == "gloo" else "cuda-ipc"
-        raise _wrong(f"transport {name} needs caches on the CPU, they are on {device.type}; use {twin} or auto")
-    if name == "gloo" and not torch.distributed.is_gloo_available():
-        raise _wrong("this torch has no Gloo; use transport tcp, shared-memory or auto")
+    """Check that this transport, or "auto", can copy caches on `device`. Raises `ConfigError` with alternatives."""
+    if name == "auto":
+        return
+    if name not in WAYS:
+        raise _wrong(f"transport {name!r} is unknown; use one of {', '.join(['auto', *WAYS])}")
+    problem = WAYS[name].check(device)
+    if problem:
+        raise _wrong(problem)
+
+
+def check_within(name: str) -> None:
+    """Check that instances of one process can use the transport. Raises `ConfigError`."""
+    if name != "auto" and not WAYS[name].within:
+        raise _wrong(f"transport {name} is for instances in processes of their own; use local or auto")
+
+
+def check_between(name: str) -> None:
+    """Check that instances in separate processes can use the transport. Raises `ConfigError`."""
+    if name != "auto" and not WAYS[name].between:
+        raise _wrong(
+            f"transport {name} is for instances in one process: add --launcher inproc, or use shared-memory or auto"
+        )
 
 
 def needs_shared(name: str, device: torch.device) -> bool:
     """Whether stores for this transport must be made with `shared=True`."""
-    return device.type == "cpu" and name in ("auto", "shared-memory")
+    return device.type == "cpu" and name in ("auto", shared_memory.WAY.name)
 
 
 def _wrong(message: str) -> ConfigError:

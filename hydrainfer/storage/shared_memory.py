@@ -8,13 +8,15 @@ import mmap
 import os
 
 import numpy as np
+import torch
 
 from hydrainfer.core import ExportHandle
 from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import PeerTransport, Unreachable, pieces_of
+from hydrainfer.storage.way import ProcessPlace, Tools, Way, on_cpu
 
 
-def offer(store: BlockStore) -> str:
+def offer(key: str, store: BlockStore, tools: Tools) -> str:  # noqa: ARG001 - the address says it all
     """The address of a shared store: where to open its memory, and facts to check it by."""
     assert store.memory is not None, "not a shared store"
     return f"{os.getpid()}/{store.memory.fd}/{os.fstat(store.memory.fd).st_ino}/{store.memory.name}"
@@ -76,3 +78,16 @@ def _check(fd: int, owner: str, inode: int, name: str, n_bytes: int) -> None:
         raise Unreachable(f"{owner} is gone: its memory's place is taken by {found}")
     if facts.st_size < n_bytes or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
         raise Unreachable(f"the memory of {owner} is not what it offered: {facts.st_size} bytes, not {n_bytes}")
+
+
+def _reaches(source: ExportHandle, place: ProcessPlace, device: torch.device) -> str:
+    return "same host" if source.host == place.host and source.device == device.type == "cpu" else ""
+
+
+WAY = Way(
+    "shared-memory",
+    check=on_cpu("shared-memory", twin="cuda-ipc"),
+    offer=offer,
+    reaches=_reaches,
+    open=lambda _: SharedMemoryTransport(),
+)

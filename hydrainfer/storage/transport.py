@@ -1,4 +1,4 @@
-"""The protocol of transports, the checks they share, and the simplest one: within one process."""
+"""The protocol of transports, and what they share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hydrainfer.core import ExportHandle, HydraError
-from hydrainfer.ops import upload
 from hydrainfer.storage.store import BlockStore
 
 TIMEOUT_S = 10.0
@@ -106,34 +104,6 @@ class LocalExports:
 
     def get(self, address: str) -> BlockStore | None:
         return self._stores.get(address)
-
-
-class LocalTransport:
-    """The transport within a process: one copy per run of blocks or, on CUDA, one call of `copy_blocks` for all."""
-
-    def __init__(self, exports: LocalExports, copy_blocks: CopyBlocks | None = None) -> None:
-        self._exports, self._copy_blocks = exports, copy_blocks
-
-    def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
-        theirs = self._exports.get(source.ways["local"])
-        if theirs is None:
-            raise Unreachable(f"{source.owner} is not in this process")
-        pieces = pieces_of(source, source_ids, store, ids)
-        if self._copy_blocks is not None and len(pieces) > 1 and theirs.device == store.device:
-            on = upload({"to": np.array(ids), "from": np.array(source_ids)}, store.device)
-            self._copy_blocks(store.bytes, on["to"], theirs.bytes, on["from"])
-            pieces = []
-        for first, into, n in pieces:
-            store.bytes[into : into + n].copy_(theirs.bytes[first : first + n], non_blocking=True)
-        for device in {theirs.device, store.device}:  # one of the stores may be in host memory
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
-
-    def forget(self, owner: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class PeerSession(Protocol):

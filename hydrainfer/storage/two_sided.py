@@ -211,22 +211,3 @@ class _Receiver:
 def _expect(found: Frame, wanted: Frame) -> None:
     if found != wanted:
         raise TransportError(f"the peer answered {found}, not {wanted}")
-
-
-# ---- the backends
-
-
-def _make_gloo(store: dist.Store, rank: int, host: str, stall_s: float) -> Any:
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # not in torch's stub
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._threads = 1
-    options._timeout = timedelta(seconds=stall_s)
-    return dist.ProcessGroupGloo(store, rank, 2, options)
-
-
-def _finish_gloo(works: list[Any], group: Any, device: torch.device, timeout_s: float) -> None:  # noqa: ARG001
-    for work in works:
-        work.wait()
-
-
-GLOO = Backend("gloo", _make_gloo, _finish_gloo)

@@ -17,8 +17,9 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import Protocol
 
 from hydrainfer.storage.frames import Attach, Frame, decode, encode, length
 from hydrainfer.storage.transport import TransportError, Unreachable
@@ -31,12 +32,40 @@ _SOCKET_BYTES = 4 << 20
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}  # seconds, seconds, times
 
 
-class PeerSocket:
-    """A socket to a peer. Operations raise `OSError` or `TransportError`. Only one thread at a time may use it, except
-    for `abort`."""
+class Channel(Protocol):
+    """What carries the bytes of a connection: a socket, or something around one that protects them."""
+
+    def connect(self, address: tuple[str, int]) -> None:
+        """Connect to a server, as its client."""
+
+    def fill(self, views: list[memoryview]) -> int:
+        """Receive into `views`. Returns the number of bytes, 0 if the peer has closed the connection."""
+
+    def drain(self, views: list[memoryview]) -> int:
+        """Send some of `views`, at least one byte. Returns their number."""
+
+
+class Plain:
+    """The bytes as they are."""
 
     def __init__(self, sock: socket.socket) -> None:
+        self.connect = sock.connect
         self._sock = sock
+
+    def fill(self, views: list[memoryview]) -> int:
+        return self._sock.recvmsg_into(views)[0]
+
+    def drain(self, views: list[memoryview]) -> int:
+        return self._sock.sendmsg(views)
+
+
+class PeerSocket:
+    """A socket to a peer, used through a `channel` around it. Operations raise `OSError` or `TransportError`. Only one
+    thread at a time may use it, except for `abort`."""
+
+    def __init__(self, sock: socket.socket, channel: Callable[[socket.socket], Channel] = Plain) -> None:
+        self._sock = sock
+        self._channel = channel(sock)
         self._end_s: float | None = None
         self._each_s: float | None = None
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
@@ -59,7 +88,7 @@ class PeerSocket:
 
     def connect(self, address: tuple[str, int]) -> None:
         self._arm()
-        self._sock.connect(address)
+        self._channel.connect(address)
 
     def send(self, message: Frame) -> None:
         self.drain([memoryview(encode(message))])
@@ -78,7 +107,7 @@ class PeerSocket:
         rest = deque(v for v in views if v.nbytes)
         while rest:
             self._arm()
-            n = self._sock.recvmsg_into(islice(rest, _BUFFERS))[0]
+            n = self._channel.fill(list(islice(rest, _BUFFERS)))
             if n == 0:
                 raise TransportError("the peer closed the connection")
             self._moved()
@@ -89,7 +118,7 @@ class PeerSocket:
         rest = deque(v for v in views if v.nbytes)
         while rest:
             self._arm()
-            n = self._sock.sendmsg(islice(rest, _BUFFERS))
+            n = self._channel.drain(list(islice(rest, _BUFFERS)))
             self._moved()
             _skip(rest, n)
 

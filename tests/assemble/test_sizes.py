@@ -2,9 +2,10 @@
 
 import pytest
 
-from hydrainfer.assemble.sizes import budgets_of, check_between_processes, check_in_process
+from hydrainfer.assemble.sizes import budgets_of, check_between_processes
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
+from hydrainfer.storage import check_within
 
 pytestmark = pytest.mark.unit
 
@@ -28,7 +29,7 @@ def test_slices_follow_the_limits_of_an_slo_if_it_has_any(slo, gap_s, wait_s):
 
 
 def test_a_transport_between_other_processes_is_refused():
-    for check, wrong in ((check_between_processes, ("local",)), (check_in_process, ("nccl", "cuda-ipc"))):
+    for check, wrong in ((check_between_processes, ("local",)), (check_within, ("nccl", "cuda-ipc"))):
         for transport in ("auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp"):
             if transport in wrong:
                 with pytest.raises(ConfigError, match=f"transport {transport} is for .* use .*auto"):

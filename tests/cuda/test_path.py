@@ -35,7 +35,7 @@ from hydrainfer.runtime.packing import PackedTokens, pack_tokens
 from hydrainfer.runtime.sampler import choose, sample
 from hydrainfer.runtime.sampling import plan_sampling
 from hydrainfer.storage import BlockStore, LocalExports
-from hydrainfer.storage.transport import LocalTransport
+from hydrainfer.storage.local import LocalTransport
 from tests.cuda.demands import KernelsDouble
 from tests.cuda.fake import CUDA, fake_cuda
 

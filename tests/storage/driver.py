@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from hydrainfer.storage import cuda_ipc
+from hydrainfer.storage.way import Tools
 from tests.storage.peers import SPECS, content
 
 STREAM = 7
@@ -62,6 +63,6 @@ def export(pipe, library: Path, log: Path) -> None:
     """A process that offers a store until it hears something."""
     use(library, log)
     store = DriverStore(8, seed=1, behind=4096)
-    pipe.send(cuda_ipc.offer(store))
+    pipe.send(cuda_ipc.offer("", store, Tools()))
     pipe.recv()
     store.free()

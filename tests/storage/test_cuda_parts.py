@@ -8,9 +8,10 @@ import os
 import pytest
 import torch
 
-from hydrainfer.storage import Unreachable, cuda_ipc, exports, nccl
+from hydrainfer.storage import WAYS, Unreachable, cuda_ipc, nccl
 from hydrainfer.storage.cuda_ipc import IpcAllocation
-from hydrainfer.storage.two_sided import GLOO, Backend, TwoSidedTransport
+from hydrainfer.storage.gloo import GLOO
+from hydrainfer.storage.two_sided import Backend, TwoSidedTransport
 from tests.storage.peers import SECRET, Instance, content
 
 pytestmark = pytest.mark.cpu
@@ -44,7 +45,7 @@ def test_nccl_is_gloos_code_with_another_group(monkeypatch):
         return GLOO.make(store, rank, host, stall_s)
 
     fake = Backend("nccl", make, GLOO.finish)
-    monkeypatch.setitem(exports._BACKENDS, "nccl", fake)
+    monkeypatch.setitem(WAYS, "nccl", WAYS["nccl"]._replace(backend=fake))
     source, target = Instance("E0:1", "gloo", 1), Instance("P0:1", "gloo", 2)
     source.handles["kv"].ways["nccl"] = source.handles["kv"].ways["gloo"]
     transport = TwoSidedTransport(fake, SECRET)
