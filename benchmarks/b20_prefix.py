@@ -145,7 +145,7 @@ def bookkeeping(specs: Sequence[CacheSpec], n_tokens: int = 4096, n_times: int =
         assert hit.n_tokens == (n_tokens if i else 0)
         assert room.reserve(seq, hit, visit)
         while seq.n_computed < n_tokens:  # in chunks, where a window holds no more
-            seq.n_computed = min(n_tokens, seq.capacity)
+            seq.n_computed = min(n_tokens, seq.hold.capacity)
             room.settle(seq)
         room.release(seq)
     return {name: statistics.median(seconds[1:]) for name, seconds in taken.items()}

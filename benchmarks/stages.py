@@ -105,7 +105,7 @@ class Stages:
             media=shown,
         )
         seq = LiveSequence(request, (0.0, i), 0.0)
-        seq.blocks = {spec.name: list(range(i * n, (i + 1) * n)) for spec, n in n_blocks.items()}
+        seq.hold.blocks = {spec.name: list(range(i * n, (i + 1) * n)) for spec, n in n_blocks.items()}
         return seq
 
     def _run(self, lane: Lane, work: list) -> float:

@@ -174,7 +174,7 @@ class Rig:
                 self._pixels[name] = adapter.pixels(Picture(noise, "RGB"))
                 span = MediaSpan(1, n_tokens, name.encode(), name, item.grid)
                 seq = _sequence(name, (1, *[model.media_tokens[0]] * n_tokens, 2), (span,))
-                seq.blocks = {spec.name: list(range(i * n_blocks, (i + 1) * n_blocks))}
+                seq.hold.blocks = {spec.name: list(range(i * n_blocks, (i + 1) * n_blocks))}
                 drawn.append(seq)
             self._pictures[n_tokens] = drawn
 
@@ -199,7 +199,7 @@ class Rig:
             seq = _sequence(f"t{i}", self._prompt[: n_tokens - (decodes and unknown)])
             for spec in self.kv:
                 n, first = blocks_for(spec, n_tokens), taken[spec.name]
-                seq.blocks[spec.name] = list(range(first, first + n))
+                seq.hold.blocks[spec.name] = list(range(first, first + n))
                 taken[spec.name] += n
             start = work.context if decodes else work.start
             items.append(TokenWork(seq, start, n_tokens - start, True))

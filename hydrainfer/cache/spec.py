@@ -229,8 +229,8 @@ class CacheSpec(msgspec.Struct, frozen=True):
 
     def held(self, seq: LiveSequence, numbers: range) -> list[int]:
         """The sequence's blocks with these numbers."""
-        first = seq.first_block.get(self.name, 0)
-        return seq.blocks[self.name][numbers.start - first : numbers.stop - first]
+        first = seq.hold.first_block.get(self.name, 0)
+        return seq.hold.blocks[self.name][numbers.start - first : numbers.stop - first]
 
     def pictures(self, request: Request) -> list[range]:
         """The numbers of the blocks that the embeddings of each picture of the request fill."""

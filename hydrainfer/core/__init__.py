@@ -61,7 +61,7 @@ from hydrainfer.core.request import (
 )
 from hydrainfer.core.seldom import SeldomLog
 from hydrainfer.core.sequence import EncodeWork, LiveSequence, StepBatch, StepResult, TokenLogprobs, TokenWork
-from hydrainfer.core.stage import Lane, Layout, Role, Stage
+from hydrainfer.core.stage import Duties, Lane, Layout, Role, Stage
 
 __all__ = [
     "DEVICE_LOST",
@@ -74,6 +74,7 @@ __all__ = [
     "CostModel",
     "DeadlineExceeded",
     "DeviceTime",
+    "Duties",
     "EncodeWork",
     "ErrorInfo",
     "EventKind",

@@ -14,6 +14,7 @@ request is in.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,34 +25,46 @@ from hydrainfer.core.request import Request
 from hydrainfer.core.stage import Lane, Stage
 
 
+@dataclass(slots=True)
+class Hold:
+    """What a sequence holds of the caches of an instance. The instance's `SequenceRoom` alone changes it.
+
+    `blocks`: per cache spec, the block ids of the present lease, of which the first is the request's block number
+    `first_block[spec]`. `remapped`: how often some of them were replaced. `capacity`: the number of tokens that can be
+    computed with them. `n_settled`, `due`: the number of computed tokens at the last `SequenceRoom.settle`, and at the
+    next one. `stops`: numbers of computed tokens at which chunks end."""
+
+    blocks: dict[str, list[int]] = field(default_factory=dict)
+    first_block: dict[str, int] = field(default_factory=dict)
+    remapped: int = 0
+    capacity: int = 0
+    n_settled: int = 0
+    due: float = math.inf
+    stops: tuple[int, ...] = ()
+
+
 class LiveSequence:
-    """One request at one instance. The scheduler owns it and alone mutates it. A runner reads it while it packs a
-    batch, never later.
+    """One request at one instance. The scheduler owns it and alone mutates it: each field has one writer besides the
+    methods here. A runner reads it while it packs a batch, never later.
 
     `order`: (arrival time, number at the instance it first came to), its age, which it keeps everywhere; smaller is
-    older. `attempt`: how often it was placed; `hops`: how often it moved to another instance. `blocks`: per cache spec,
-    the block ids of the present lease, of which the first is the request's block number `first_block[spec]`.
-    `remapped`: how often some of them were replaced. `capacity`: the number of tokens that can be computed with them.
-    `n_settled`, `due`: the number of computed tokens at the last `SequenceRoom.settle`, and at the next one. `stops`:
-    numbers of computed tokens at which its chunks end. `n_cached`: the cached tokens found when its prefill here first
-    got room, -1 before. `pending_media`: indices of pictures still to be encoded. `in_flight`: how many of its work
-    items lanes are executing. `started`: whether its present stage has been in a batch. `rank`: the scheduler's order,
-    smaller goes first; `rest`: the tokens and pictures to compute when `rank` was made. `token_s`: seconds per token of
-    the latest batch with a chunk of it, 0 before. `latest_s`, `n_late`: when it got its latest token here, and how many
-    tokens came later than the scheduler's limit (`scheduler/gap.py`). `n_most`: the most tokens it may have; `ends`:
-    tokens that end it once it has `min_tokens`. `prompt_logprobs`: those computed and asked for, of the prompt's tokens
-    from the second on, until they are handed out with the first token.
+    older. `attempt`: how often it was placed; `hops`: how often it moved to another instance. `hold`: its blocks here.
+    `n_cached`: the cached tokens found when its prefill here first got room, -1 before. `pending_media`: indices of
+    pictures still to be encoded. `in_flight`: how many of its work items lanes are executing. `started`: whether its
+    present stage has been in a batch. `rank`: the scheduler's order, smaller goes first; `rest`: the tokens and
+    pictures to compute when `rank` was made. `token_s`: seconds per token of the latest batch with a chunk of it, 0
+    before. `latest_s`, `n_late`: when it got its latest token here, and how many tokens came later than the scheduler's
+    limit (`scheduler/gap.py`). `n_most`: the most tokens it may have; `ends`: tokens that end it once it has
+    `min_tokens`. `prompt_logprobs`: those computed and asked for, of the prompt's tokens from the second on, until they
+    are handed out with the first token.
     """
 
     __slots__ = (
         "attempt",
-        "blocks",
         "cancelled",
-        "capacity",
         "cursor",
-        "due",
         "ends",
-        "first_block",
+        "hold",
         "hops",
         "id",
         "in_flight",
@@ -60,19 +73,15 @@ class LiveSequence:
         "n_computed",
         "n_late",
         "n_most",
-        "n_prompt",
-        "n_settled",
         "order",
         "pending_media",
         "plan",
         "prompt_logprobs",
         "queued_s",
         "rank",
-        "remapped",
         "request",
         "rest",
         "started",
-        "stops",
         "token_s",
         "tokens",
     )
@@ -80,8 +89,7 @@ class LiveSequence:
     def __init__(self, request: Request, order: tuple[float, int], now: float, produced: tuple[int, ...] = ()) -> None:
         """`produced`: tokens from an earlier run that was lost. Only their KV has to be computed again."""
         self.request, self.id = request, request.id
-        self.n_prompt = len(request.prompt_ids)
-        self.n_most = self.n_prompt + request.max_tokens
+        self.n_most = request.n_prompt + request.max_tokens
         sampling = request.sampling
         self.ends = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids + request.eos_ids
         self.plan = request.plan()
@@ -96,15 +104,9 @@ class LiveSequence:
         self.tokens: list[int] = [*request.prompt_ids, *produced]
         self.n_computed = 0
         self.n_cached = -1
-        self.capacity = 0
-        self.n_settled = 0
-        self.due = math.inf
-        self.stops: tuple[int, ...] = ()
-        self.remapped = 0
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.pending_media: list[int] = list(range(len(request.media)))
-        self.blocks: dict[str, list[int]] = {}
-        self.first_block: dict[str, int] = {}
+        self.hold = Hold()
         self.in_flight = 0
         self.cancelled = False
         self.started = False
@@ -113,6 +115,10 @@ class LiveSequence:
     @property
     def stage(self) -> Stage:
         return self.plan[self.cursor]
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.prompt_ids)
 
     @property
     def n_produced(self) -> int:
@@ -124,12 +130,45 @@ class LiveSequence:
         self.cursor = 0
         self.attempt += 1
         self.n_computed = 0
-        self.capacity = 0
         self.pending_media = list(range(len(self.request.media)))
-        self.blocks = {}
         self.started = False
         self.token_s = 0.0
         self.prompt_logprobs = []
+
+    def queue(self, now: float) -> None:
+        """Begin to wait, from now on, for the first batch of the present stage."""
+        self.queued_s = now
+        self.started = False
+
+    def go_to(self, stage: Stage) -> None:
+        """Go to another step of the plan."""
+        self.cursor = self.plan.index(stage)
+
+    def have(self, n_computed: int, pending_media: Sequence[int]) -> None:
+        """Note what the blocks that it has got contain: so many of its tokens, and all pictures but these."""
+        self.n_computed = n_computed
+        self.pending_media = list(pending_media)
+
+    def encoded(self, index: int) -> None:
+        """Picture `index` is encoded."""
+        self.pending_media.remove(index)
+
+    def extend(self, tokens: Sequence[int], *, computed: bool = False) -> None:
+        """Append tokens, and with `computed` let as many count as computed."""
+        self.tokens += tokens
+        if computed:
+            self.n_computed += len(tokens)
+
+    def pin(self) -> None:
+        """Keep its blocks in place, like a batch in flight, until `unpin`."""
+        self.in_flight += 1
+
+    def unpin(self) -> None:
+        self.in_flight -= 1
+
+    def improve(self, rank: tuple[float, float, int]) -> None:
+        """Take this rank, if it is better."""
+        self.rank = min(self.rank, rank)
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """The prompt's log-probabilities found so far; each is returned once."""

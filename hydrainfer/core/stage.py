@@ -6,6 +6,7 @@ import enum
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import takewhile
 
 from hydrainfer.core.errors import ConfigError
 
@@ -54,6 +55,35 @@ class Role:
 
     def __str__(self) -> str:
         return "".join(letter for s, letter in _LETTER.items() if s in self.stages)
+
+
+class Duties:
+    """What an instance does: the stages that it has `loaded` weights and caches for, and those that it `accepts` now.
+    Whoever wants to know asks, and keeps no copy."""
+
+    def __init__(self, role: Role) -> None:
+        self.loaded = self.accepted = role
+        self._visits: dict[tuple[tuple[Stage, ...], int], tuple[Stage, ...]] = {}
+
+    def accept(self, role: Role) -> None:
+        """Do these stages from now on. Raises `ConfigError` if they are not all loaded."""
+        if not role.stages <= self.loaded.stages:
+            raise ConfigError(f"an instance that has loaded {self.loaded} cannot become {role}")
+        self.accepted = role
+        self._visits.clear()
+
+    def runs(self, stage: Stage) -> bool:
+        return stage in self.accepted.stages
+
+    def visit(self, plan: tuple[Stage, ...], cursor: int) -> tuple[Stage, ...]:
+        """The consecutive steps of a plan, from number `cursor` on, that a request can pass here."""
+        visit = self._visits.get((plan, cursor))
+        if visit is None:
+            visit = self._visits[plan, cursor] = tuple(takewhile(self.runs, plan[cursor:]))
+        return visit
+
+    def __str__(self) -> str:
+        return str(self.accepted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ class Engine:
         def may_pause() -> bool:
             return not s.prefilling and s.gap.may_pause(now)
 
-        for lane in lanes.turns(s.prefers_language, counts, may_pause):
+        for lane in lanes.turns(s.gate.prefers_language, counts, may_pause):
             turn = s.next(now, lane, lanes.interrupts(lane), ahead=lanes.busy(lane))
             batch, started, preempted, departed = turn
             for seq in preempted:
@@ -271,7 +271,7 @@ class Engine:
                 self._queued(seq, now)
 
     def _queued(self, seq: LiveSequence, now: float) -> None:
-        here = self.scheduler.role.runs(seq.stage)
+        here = self.scheduler.duties.runs(seq.stage)
         self._event(seq.id, EventKind.QUEUED if here else EventKind.MIGRATING, now, seq.stage)
         if not here:
             self._depart(seq, now)
@@ -317,7 +317,7 @@ class Engine:
         if self._deadlines:
             wake_at = min(wake_at, self._deadlines[0][0])
         if Lane.VISION in self.lanes.runners and not self.lanes.busy(Lane.VISION):
-            gate = self.scheduler.gate_opens_at()
+            gate = self.scheduler.gate.opens_at()
             if now < gate < wake_at:
                 wake_at = gate
         if self.moves is not None:
@@ -366,7 +366,7 @@ class Engine:
     def stats(self, now: float) -> InstanceStats:
         s, caches = self.scheduler, self.scheduler.room.caches
         return InstanceStats(
-            role=str(s.role),
+            role=str(s.duties),
             n_waiting=s.n_waiting + self._compiling.n_requests,
             n_running=s.n_running,
             n_encoding=len(s.encoding),

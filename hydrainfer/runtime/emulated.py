@@ -206,7 +206,7 @@ class _Language:
         turn = self._n_steps % len(batch.work)
         for i, item in enumerate(batch.work):
             seq, start, count = item.seq, item.start, item.count
-            request, held = seq.request, seq.blocks[self._kv_name]
+            request, held = seq.request, seq.hold.blocks[self._kv_name]
             life = lives.get(request.id)
             if life is None or life.request is not request or life.attempt != seq.attempt:
                 life = self._meet(seq)
@@ -259,7 +259,7 @@ class _Language:
     ) -> None:
         """Note the blocks of a cache that a chunk reads (all of its context that is held) and those that it fills."""
         seq, start, count = work.seq, work.start, work.count
-        held, size, end = seq.blocks[store.spec.name], self._block_tokens, start + count
+        held, size, end = seq.hold.blocks[store.spec.name], self._block_tokens, start + count
         if not store.spec.paged:
             source, written = store.spec.scan(held, start, count)
             if start:
@@ -267,7 +267,7 @@ class _Language:
             blocks += [block for _, block in written]
             tags += [of.after(n_tokens) for n_tokens, _ in written]
             return
-        first = seq.first_block.get(store.spec.name, 0)
+        first = seq.hold.first_block.get(store.spec.name, 0)
         if start:
             reads.add(seq.id, held[: -(-start // size) - first], of.of(first, start))
         blocks += held[start // size - first : -(-end // size) - first]

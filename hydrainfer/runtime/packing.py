@@ -205,7 +205,7 @@ def _page(
 
 def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int, starts: np.ndarray) -> Scanned:
     """The part of a batch that concerns one cache of recurrent states. `starts`: the first row of each item."""
-    scans = [spec.scan(w.seq.blocks[spec.name], w.start, w.count) for w in items]
+    scans = [spec.scan(w.seq.hold.blocks[spec.name], w.start, w.count) for w in items]
     pieces: list[ScanRows] = []
     for w, (source, writes), row in zip(items[n_decodes:], scans[n_decodes:], starts[n_decodes:].tolist()):
         at = w.start

@@ -39,7 +39,7 @@ class BlockTables:
         repeat its first block, because other values may not be ids in this cache."""
         rows, longest = [], 1
         for seq in sequences:
-            blocks = seq.blocks[self._name]
+            blocks = seq.hold.blocks[self._name]
             n = len(blocks)
             entry = self._entries.get(seq.request.id)
             if entry is None or entry.n_filled != n or not self._holds(entry, seq):
@@ -52,7 +52,7 @@ class BlockTables:
         """The number of tokens before each sequence's block table, int64 [len(sequences)]; None if all are 0."""
         if not self.spec.slides:
             return None
-        blocks = np.array([seq.first_block.get(self._name, 0) for seq in sequences], dtype=np.int64)
+        blocks = np.array([seq.hold.first_block.get(self._name, 0) for seq in sequences], dtype=np.int64)
         return blocks * self.spec.block_tokens if blocks.any() else None
 
     def _update(self, seq: LiveSequence, blocks: list[int], entry: _Entry | None, batch: list[LiveSequence]) -> _Entry:
@@ -72,8 +72,8 @@ class BlockTables:
         self._data[row, known:n] = blocks[known:]
         if not known and n:
             self._data[row, n:] = blocks[0]
-        first = seq.first_block.get(self._name, 0)
-        self._entries[seq.request.id] = entry = _Entry(seq, seq.attempt, seq.remapped, first, row, n)
+        first = seq.hold.first_block.get(self._name, 0)
+        self._entries[seq.request.id] = entry = _Entry(seq, seq.attempt, seq.hold.remapped, first, row, n)
         return entry
 
     def _row_for(self, batch: list[LiveSequence]) -> int:
@@ -89,5 +89,5 @@ class BlockTables:
 
     def _holds(self, entry: _Entry, seq: LiveSequence) -> bool:
         """Whether the blocks in a row are still the first blocks that the sequence holds."""
-        same = entry.seq is seq and entry.attempt == seq.attempt and entry.remapped == seq.remapped
-        return same and (not self.spec.slides or entry.first == seq.first_block.get(self._name, 0))
+        same = entry.seq is seq and entry.attempt == seq.attempt and entry.remapped == seq.hold.remapped
+        return same and (not self.spec.slides or entry.first == seq.hold.first_block.get(self._name, 0))

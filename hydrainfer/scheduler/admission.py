@@ -7,10 +7,10 @@ the same caches, so neither text nor pictures can starve the other kind.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, takewhile
+from itertools import chain
 
 from hydrainfer.cache import Hit
-from hydrainfer.core import Handoff, InvalidRequest, LiveSequence, Role, Stage
+from hydrainfer.core import Duties, Handoff, InvalidRequest, LiveSequence, Stage
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Rank
 from hydrainfer.scheduler.parking import Parking
@@ -28,7 +28,7 @@ class Admission:
 
     def __init__(
         self,
-        role: Role,
+        duties: Duties,
         room: SequenceRoom,
         budgets: Budgets,
         policy: Policy,
@@ -37,7 +37,7 @@ class Admission:
         fair: Fair,
         parking: Parking,
     ) -> None:
-        self._role, self._room, self._budgets, self._policy = role, room, budgets, policy
+        self._duties, self._room, self._budgets, self._policy = duties, room, budgets, policy
         self._running, self._prefilling, self._live, self._fair = running, running[Stage.PREFILL], live, fair
         self._parking = parking
         self.waiting = Waiting(fair)
@@ -45,27 +45,23 @@ class Admission:
         self.places = Places(budgets.running, running, self.arriving, fair)
         self._blocked: dict[str, LiveSequence] = {}  # by id, those that found no room
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
-        self._visits: dict[tuple[tuple[Stage, ...], int], Visit] = {}  # by plan and cursor
         self._unencoded: dict[str, LiveSequence] = {}  # wait for prefill, but skipped the encoder
         self._lent: dict[str, Rank] = {}  # by id of a request that others wait for: their best rank
 
     def visit(self, seq: LiveSequence, cursor: int | None = None) -> Visit:
         """The consecutive steps that a sequence can run here, from the present one or from `cursor` on."""
-        key = seq.plan, seq.cursor if cursor is None else cursor
-        if (visit := self._visits.get(key)) is None:
-            visit = self._visits[key] = tuple(takewhile(self._role.runs, seq.plan[key[1] :]))
-        return visit
+        return self._duties.visit(seq.plan, seq.cursor if cursor is None else cursor)
 
     # ---- requests that wait here
 
     def left_of(self, seq: LiveSequence) -> int:
         """How many of a sequence's tokens are still to be computed, given its blocks or what the caches hold now."""
-        return len(seq.tokens) - seq.n_computed if seq.blocks else self._room.uncached(seq, self.visit(seq))[0]
+        return len(seq.tokens) - seq.n_computed if seq.hold.blocks else self._room.uncached(seq, self.visit(seq))[0]
 
     def skips_encoder(self, seq: LiveSequence) -> bool:
         """Whether a sequence can skip encoding, which runs elsewhere, because all it needs of its pictures is cached
         here."""
-        if self._role.runs(Stage.ENCODE) or not self._role.runs(Stage.PREFILL):
+        if self._duties.runs(Stage.ENCODE) or not self._duties.runs(Stage.PREFILL):
             return False
         visit = self.visit(seq, seq.cursor + 1)
         try:
@@ -81,11 +77,11 @@ class Admission:
         They are moved back to the encode step and wait here no more."""
         found = []
         for seq in list(self._unencoded.values()) if self._unencoded else ():
-            if seq.blocks or seq.stage is not Stage.PREFILL:
+            if seq.hold.blocks or seq.stage is not Stage.PREFILL:
                 del self._unencoded[seq.id]
             elif self._room.needs_encode(seq, self.visit(seq)):
                 self.forget(seq)
-                seq.cursor -= 1
+                seq.go_to(Stage.ENCODE)
                 found.append(seq)
         return found
 
@@ -130,7 +126,7 @@ class Admission:
         The sequence that is waited for gets the rank of the one that waits, if that is better."""
         if not seq.request.keys or seq.stage is Stage.DECODE:
             return False
-        arriving = (s for s in self.arriving.values() if s.blocks and s.stage is Stage.PREFILL)
+        arriving = (s for s in self.arriving.values() if s.hold.blocks and s.stage is Stage.PREFILL)
         others, visit = chain(self._prefilling.values(), arriving), self.visit(seq)
         n_tokens = self._policy.shared_tokens
         other = next((o for o in others if self._room.computed_by(o, seq, visit, n_tokens)), None)
@@ -146,10 +142,10 @@ class Admission:
         """Give sequences whose results others wait for the best rank of those others."""
         for request_id, rank in list(self._lent.items()) if self._lent else ():
             seq = self._live.get(request_id) or self.arriving.get(request_id)
-            if seq is None or not seq.blocks or seq.stage is Stage.DECODE:
+            if seq is None or not seq.hold.blocks or seq.stage is Stage.DECODE:
                 del self._lent[request_id]
-            elif rank < seq.rank:
-                seq.rank = rank
+            else:
+                seq.improve(rank)
 
     def admit(self, seq: LiveSequence) -> bool:
         """Admit a waiting request if it finds room for its visit and passes no better one. Its pictures may then have
@@ -170,7 +166,7 @@ class Admission:
         for i in seq.pending_media:
             self._being_encoded[seq.request.media[i].key] = seq.id
         if seq.stage is Stage.ENCODE and not seq.pending_media:
-            seq.cursor += 1  # every picture was in the cache
+            seq.go_to(seq.plan[seq.cursor + 1])  # every picture was in the cache
         return True
 
     def best_text(self) -> LiveSequence | None:

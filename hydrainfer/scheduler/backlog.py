@@ -20,7 +20,7 @@ class Backlog(NamedTuple):
 
 def backlog(s: Scheduler) -> Backlog:
     """The present backlog, including the batches that are being computed."""
-    prefills = s.role.runs(Stage.PREFILL)
+    prefills = s.duties.runs(Stage.PREFILL)
     pictures, tokens = s.waiting.n_pictures, s.waiting.n_tokens if prefills else 0
     decoding = len(s.decoding) + s.parking.n_live
     sizes = dict(s.waiting.sizes) if prefills else {}

@@ -19,10 +19,10 @@ Drafter = Callable[[LiveSequence, int], tuple[int, ...]]
 def drafted(seqs: Iterable[LiveSequence], budget: int, draft: Drafter) -> list[TokenWork]:
     """One token of each sequence that has room for it, and its drafts. Drafts take no room and no part of the `budget`
     that another decode needs. Answers that must match a grammar get no drafts."""
-    ready = [seq for seq in seqs if len(seq.tokens) <= seq.capacity]
+    ready = [seq for seq in seqs if len(seq.tokens) <= seq.hold.capacity]
     left, work = budget - len(ready), []
     for seq in ready:
-        most = min(left, seq.capacity - len(seq.tokens), seq.request.max_tokens - seq.n_produced - 1)
+        most = min(left, seq.hold.capacity - len(seq.tokens), seq.request.max_tokens - seq.n_produced - 1)
         drafts = draft(seq, most) if most > 0 and seq.request.sampling.grammar is None else ()
         left -= len(drafts)
         work.append(TokenWork(seq, seq.n_computed, 1 + len(drafts), True, drafts))

@@ -28,7 +28,7 @@ def exceeds_batch(waiting: Waiting, begun: Collection[Mapping[str, LiveSequence]
 
 def decodes(seqs: Iterable[LiveSequence]) -> list[TokenWork]:
     """One token of each sequence that has room for it."""
-    return [TokenWork(s, s.n_computed, 1, True) for s in seqs if len(s.tokens) <= s.capacity]
+    return [TokenWork(s, s.n_computed, 1, True) for s in seqs if len(s.tokens) <= s.hold.capacity]
 
 
 def decodes_ahead(seqs: Iterable[LiveSequence], grow: Callable[[LiveSequence, int], bool]) -> list[TokenWork] | None:
@@ -42,9 +42,9 @@ def decodes_ahead(seqs: Iterable[LiveSequence], grow: Callable[[LiveSequence, in
         if seq.in_flight:
             if seq.request.sampling.grammar is not None:
                 return None
-            if at + 1 >= seq.n_most or at >= seq.due:
+            if at + 1 >= seq.n_most or at >= seq.hold.due:
                 continue
-        if at >= seq.capacity and not grow(seq, at + 1):
+        if at >= seq.hold.capacity and not grow(seq, at + 1):
             return None
         work.append(TokenWork(seq, at, 1, True))
     return work
@@ -54,8 +54,8 @@ def add_chunk(work: list[TokenWork], seq: LiveSequence, budget: int, *, first: b
     """Add the sequence's next prefill chunk, up to the next of its `stops`. Returns the number of its tokens. That is
     at most `budget`, unless it is the `first` chunk of a batch and begins with a picture that must not be cut."""
     left = len(seq.tokens) - seq.n_computed
-    stop = next((stop for stop in seq.stops if stop > seq.n_computed), seq.capacity)
-    count = min(left, budget, min(stop, seq.capacity) - seq.n_computed)
+    stop = next((stop for stop in seq.hold.stops if stop > seq.n_computed), seq.hold.capacity)
+    count = min(left, budget, min(stop, seq.hold.capacity) - seq.n_computed)
     if seq.request.media and 0 < count < left:
         count = _uncut(seq, count, first=first)
     if count > 0:
@@ -72,7 +72,7 @@ def _uncut(seq: LiveSequence, count: int, *, first: bool) -> int:
         return count
     if cut.start > start:
         return cut.start - start
-    return cut.end - start if first and cut.end <= seq.capacity else 0
+    return cut.end - start if first and cut.end <= seq.hold.capacity else 0
 
 
 def add_pictures(work: list[EncodeWork], seq: LiveSequence, left: int, most: int) -> int:

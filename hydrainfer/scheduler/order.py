@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from hydrainfer.core import LiveSequence, Request, Role, StepBatch
+from hydrainfer.core import Duties, LiveSequence, Request, StepBatch
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.policy import Policy
@@ -36,9 +36,9 @@ class Order:
     """The ranks of sequences; `fair` says which tenant goes first. A sequence's remaining work counts only in stages
     that run here, at the pace measured here."""
 
-    def __init__(self, role: Role, policy: Policy) -> None:
+    def __init__(self, duties: Duties, policy: Policy) -> None:
         self.ranked = policy.order == "rank"
-        self.pace = Pace(role)
+        self.pace = Pace(duties)
         self.fair = Fair(self.pace, policy.credit_s)
         self._policy = policy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydrainfer.core import Lane, LiveSequence, Role, Stage, StepBatch
+from hydrainfer.core import Duties, Lane, LiveSequence, Stage, StepBatch
 
 _PICTURE_S, _TOKEN_S = 0.3, 1e-3  # until something is measured
 _KEEP = 0.9  # the factor by which each batch reduces the weight of earlier ones
@@ -20,8 +20,8 @@ class Pace:
     all ranks change.
     """
 
-    def __init__(self, role: Role) -> None:
-        self._encodes, self.prefills = role.runs(Stage.ENCODE), role.runs(Stage.PREFILL)
+    def __init__(self, duties: Duties) -> None:
+        self.duties = duties
         self._recent = dict.fromkeys(Lane, (0.0, 0.0))  # seconds, pictures or tokens
         self._fastest: dict[Lane, float] = {}
         self._now = {Lane.VISION: _PICTURE_S, Lane.LANGUAGE: _TOKEN_S}  # per picture or token, from `_recent`
@@ -72,8 +72,8 @@ class Pace:
 
     def seconds(self, n_tokens: int, n_pictures: int) -> float:
         """How long this much work takes here, by the pace in force."""
-        tokens_s = n_tokens * self._in_force[Lane.LANGUAGE] if self.prefills else 0.0
-        return tokens_s + n_pictures * self._in_force[Lane.VISION] if self._encodes else tokens_s
+        tokens_s = n_tokens * self._in_force[Lane.LANGUAGE] if self.duties.runs(Stage.PREFILL) else 0.0
+        return tokens_s + n_pictures * self._in_force[Lane.VISION] if self.duties.runs(Stage.ENCODE) else tokens_s
 
     def least_s(self, n_tokens: int, n_pictures: int) -> float:
         """The least time that this much work takes, judging by measurements; 0 if there are none."""

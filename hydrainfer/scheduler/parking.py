@@ -74,14 +74,13 @@ class Parking:
     def park(self, seq: LiveSequence) -> bool:
         """Begin to move a decoding sequence to host memory. Returns False if there is none, or if computing the
         sequence again takes less time."""
-        if not self.caches.specs or not seq.blocks or seq.stage is not Stage.DECODE:
+        if not self.caches.specs or not seq.hold.blocks or seq.stage is not Stage.DECODE:
             return False
         n_bytes = sum(len(spec.moved(seq.request, seq.n_computed)) * spec.block_bytes for spec in self._specs_of(seq))
         again_s = seq.n_computed * (self._token_s or self._pace.token_s())
         if 2 * n_bytes * self._byte_s >= again_s or not self._reserve(seq):
             return False
         self._room.settle(seq)
-        seq.started = False
         self.leaving[seq.id] = seq
         self._shift(Shift(seq, False, self._into(seq, self._room.offered(seq)), n_bytes))
         return True
@@ -103,7 +102,7 @@ class Parking:
 
     def hear(self, load: Load) -> None:
         """Take in another instance's load, for its speed."""
-        self._token_s = 0.0 if self._pace.prefills else load.token_s or self._token_s
+        self._token_s = 0.0 if self._pace.duties.runs(Stage.PREFILL) else load.token_s or self._token_s
 
     # ---- back to the device
 
@@ -112,13 +111,13 @@ class Parking:
         copied."""
         held = {origin_of(name): ids for name, ids in self._leases[seq.id].blocks.items()}
         pulls = self._room.pulls(seq, held, seq.n_computed, hit)
-        seq.remapped += 1
+        self._room.remap(seq)
         self.entering[seq.id] = self.parked.pop(seq.id)
         sizes = {name: self.caches.specs[counterpart(name)].block_bytes for name in pulls}
         self._shift(Shift(seq, True, pulls, sum(len(ids) * sizes[name] for name, (ids, _) in pulls.items())))
 
     def _shift(self, shift: Shift) -> None:
-        shift.seq.in_flight += 1  # its blocks stay until the copy is over, even if it is cancelled
+        shift.seq.pin()  # its blocks stay until the copy is over, even if it is cancelled
         self._shifts.append(shift)
 
     def shifts(self) -> list[Shift]:
@@ -130,7 +129,7 @@ class Parking:
         """Note that a copy ended after `seconds`, or failed if that is None. Returns whether its sequence is computed
         again."""
         seq, enters = shift.seq, shift.enters
-        seq.in_flight -= 1
+        seq.unpin()
         self.entering.pop(seq.id, None)
         self.leaving.pop(seq.id, None)
         if seconds is not None and shift.n_bytes:
@@ -193,5 +192,7 @@ class Parking:
         """Check that every sequence with host memory is in one state, and that the pools are consistent. For tests."""
         held = {s.id for s in (*self.landing.values(), *self.live)}
         assert held <= self._leases.keys() and len(held) == len(self.landing) + self.n_live
-        assert all(not s.blocks for s in (*self.parked.values(), *self.landing.values())), "parked, with device blocks"
+        assert all(not s.hold.blocks for s in (*self.parked.values(), *self.landing.values())), (
+            "parked, with device blocks"
+        )
         self.caches.check()

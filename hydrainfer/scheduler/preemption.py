@@ -33,7 +33,7 @@ class Preemption:
         preempted = self._places.surplus()
         for seq in preempted:
             self._preempt(seq, now)
-        full = [seq for seq in decoding if len(seq.tokens) > seq.capacity]
+        full = [seq for seq in decoding if len(seq.tokens) > seq.hold.capacity]
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self._running[Stage.DECODE] and not self._room.grow(seq):
                 victim = None if self._parking.leaving else self._youngest_idle(than=seq)
@@ -48,13 +48,13 @@ class Preemption:
         about to (an arriving one can be preempted once it has landed)."""
         younger = [s for group in self._running.values() for s in group.values() if s.order > than.order]
         if not younger:
-            coming = any(s.blocks for s in self._arriving.values()) or self._parking.entering
+            coming = any(s.hold.blocks for s in self._arriving.values()) or self._parking.entering
             return None if coming else than
         return max((s for s in younger if not s.in_flight), key=lambda s: s.order, default=None)
 
     def _preempt(self, seq: LiveSequence, now: float) -> None:
         """Take a sequence's room. Its age and tokens stay. Unless it can be parked, it is computed again."""
         del self._running[seq.stage][seq.id]
-        seq.queued_s = now
+        seq.queue(now)
         if not self._parking.park(seq):
             self._restart(seq, now)

@@ -137,13 +137,12 @@ class SequenceRoom:
         lease = self.caches.reserve(seq.id, need, hit)
         if lease is None:
             return False
-        self._leases[seq.id] = lease
-        seq.blocks, seq.first_block = lease.blocks, lease.first
-        seq.n_computed = n_computed
-        seq.stops = self._stops(seq, hit, specs)
+        self._hold(seq, lease)
+        past_prefill = Stage.PREFILL not in visit and Stage.ENCODE not in visit
+        seq.have(n_computed, () if past_prefill else hit.missing)
+        seq.hold.stops = self._stops(seq, hit, specs)
         self._set_capacity(seq)
         self._set_due(seq)
-        seq.pending_media = list(hit.missing) if Stage.PREFILL in visit or Stage.ENCODE in visit else []
         self._count(seq, visit, hit)
         return True
 
@@ -184,7 +183,7 @@ class SequenceRoom:
             name, need, pool = spec.name, spec.need, self.caches.pools[spec.name]
             left = pool.n_available if evicting else pool.n_available - pool.n_cached
             for seq in seqs:
-                if (held := seq.blocks.get(name)) is not None:
+                if (held := seq.hold.blocks.get(name)) is not None:
                     n = len(need(seq.request, seq.n_computed + n_tokens, len(seq.tokens) + n_tokens)) - len(held)
                     left -= n if n > 0 else 0
             if left < 0:
@@ -192,30 +191,34 @@ class SequenceRoom:
         return True
 
     def _held(self, seq: LiveSequence) -> list[CacheSpec]:
-        return [self.caches.specs[name] for name in seq.blocks]
+        return [self.caches.specs[name] for name in seq.hold.blocks]
 
     def _set_capacity(self, seq: LiveSequence, n_tokens: int = 0) -> None:
         capacity = math.inf
         for spec in self._held(seq):
             capacity = min(capacity, self._capacity(seq, spec))
-        seq.capacity = (n_tokens or len(seq.tokens)) if capacity == math.inf else int(capacity)
+        seq.hold.capacity = (n_tokens or len(seq.tokens)) if capacity == math.inf else int(capacity)
 
     def _set_due(self, seq: LiveSequence) -> None:
-        n_computed = seq.n_settled = seq.n_computed
-        seq.due = math.inf
-        for name in seq.blocks:
-            seq.due = min(seq.due, self.caches.specs[name].due(seq.request, n_computed))
+        n_computed = seq.hold.n_settled = seq.n_computed
+        seq.hold.due = math.inf
+        for name in seq.hold.blocks:
+            seq.hold.due = min(seq.hold.due, self.caches.specs[name].due(seq.request, n_computed))
 
     @staticmethod
     def _capacity(seq: LiveSequence, spec: CacheSpec) -> float:
-        return spec.capacity(seq.first_block[spec.name] + len(seq.blocks[spec.name]))
+        return spec.capacity(seq.hold.first_block[spec.name] + len(seq.hold.blocks[spec.name]))
+
+    def _hold(self, seq: LiveSequence, lease: Lease) -> None:
+        self._leases[seq.id] = lease
+        seq.hold.blocks, seq.hold.first_block = lease.blocks, lease.first
 
     # ---- progress
 
     def settle(self, seq: LiveSequence) -> None:
         """Publish the blocks that became complete since the last call, and give back those that are not read any more.
         Called once `due` tokens are computed, and when a sequence leaves its stage or this instance."""
-        if seq.n_settled == seq.n_computed:
+        if seq.hold.n_settled == seq.n_computed:
             return
         held = self._held(seq)
         slid = self._slide(seq, [spec for spec in held if spec.jumps])  # so that blocks have the numbers to publish
@@ -237,7 +240,7 @@ class SequenceRoom:
     def _publish_written(self, seq: LiveSequence, *, leaves: bool = False) -> None:
         """Publish the blocks that became complete."""
         for spec in self._held(seq):
-            for numbers in spec.written(seq.request, seq.n_settled, seq.n_computed, leaves, seq.stops):
+            for numbers in spec.written(seq.request, seq.hold.n_settled, seq.n_computed, leaves, seq.hold.stops):
                 if numbers:
                     self._publish(seq, spec, numbers)
 
@@ -246,7 +249,7 @@ class SequenceRoom:
         if spec.chained and not seq.request.keys:
             return
         if keys := self._keys_of(seq)[spec.name][numbers.start : numbers.stop]:
-            seq.remapped += self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys)
+            seq.hold.remapped += self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys)
 
     def encoded(self, seq: LiveSequence, index: int) -> None:
         """Note that the embeddings of picture `index` are written, so that others may find them."""
@@ -269,8 +272,8 @@ class SequenceRoom:
         """The blocks that the sequence's next instance has to copy."""
         blocks: dict[str, tuple[int, ...]] = {}
         for spec in self._held(seq):
-            first, moved = seq.first_block[spec.name], spec.moved(seq.request, seq.n_computed)
-            blocks[spec.name] = tuple(seq.blocks[spec.name][moved.start - first : moved.stop - first])
+            first, moved = seq.hold.first_block[spec.name], spec.moved(seq.request, seq.n_computed)
+            blocks[spec.name] = tuple(seq.hold.blocks[spec.name][moved.start - first : moved.stop - first])
         return blocks
 
     def pulls(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]], n_computed: int, hit: Hit) -> Pulls:
@@ -281,7 +284,8 @@ class SequenceRoom:
             source = blocks.get(spec.name)
             if source is None:
                 continue
-            targets, found, first = seq.blocks[spec.name], hit.blocks.get(spec.name, ()), seq.first_block[spec.name]
+            targets, first = seq.hold.blocks[spec.name], seq.hold.first_block[spec.name]
+            found = hit.blocks.get(spec.name, ())
             numbers = spec.moved(seq.request, n_computed)
             pairs = {
                 targets[i - first]: block
@@ -307,16 +311,20 @@ class SequenceRoom:
         lease = self.caches.reserve(seq.id, need, hit)
         if lease is None:
             return False
-        self._leases[seq.id] = lease
-        seq.blocks, seq.first_block = lease.blocks, lease.first
-        seq.n_computed = seq.n_settled = hit.n_tokens
+        self._hold(seq, lease)
+        seq.have(hit.n_tokens, seq.pending_media)
+        seq.hold.n_settled = hit.n_tokens
         return True
+
+    def remap(self, seq: LiveSequence) -> None:
+        """Note that a sequence has other blocks than before."""
+        seq.hold.remapped += 1
 
     def landed(self, seq: LiveSequence) -> None:
         """Note that all that the sequence brought has been copied, so that others may find it."""
         for spec in self._held(seq):
             self._publish(seq, spec, spec.complete(seq.request, seq.n_computed))
-        seq.pending_media = []
+        seq.have(seq.n_computed, ())
 
     def detach(self, seq: LiveSequence, owner: str) -> Lease | None:
         """Pass the sequence's blocks to `owner`, which will release them; None if it holds none."""
@@ -352,7 +360,12 @@ class SequenceRoom:
         lease = self._leases.pop(seq.id, None)
         if lease is not None:
             self.caches.release(lease)
-        seq.blocks = {}
+        self.let_go(seq)
+
+    def let_go(self, seq: LiveSequence) -> None:
+        """Note that a sequence has no blocks any more."""
+        seq.hold.blocks = {}
+        seq.hold.capacity = 0
 
 
 def _safe(specs: list[CacheSpec], found: Mapping[str, Found], n_most: int) -> int:

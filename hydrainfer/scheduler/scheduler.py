@@ -13,8 +13,9 @@ A vision batch is filled likewise, within the image budget, while the encode gat
 
 from __future__ import annotations
 
-from hydrainfer.cache import CacheSet
+from hydrainfer.cache import CacheSet, Lease
 from hydrainfer.core import (
+    Duties,
     EncodeWork,
     Handoff,
     Lane,
@@ -31,6 +32,7 @@ from hydrainfer.scheduler.admission import Admission
 from hydrainfer.scheduler.drafts import Drafter, drafted, verified
 from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, decodes_ahead, rest_of
 from hydrainfer.scheduler.gap import Gap
+from hydrainfer.scheduler.gate import Gate
 from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight
 from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.pace import Pace
@@ -43,9 +45,8 @@ _IDLE = Turn()
 
 
 class Scheduler:
-    """Owns every `LiveSequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop.
-    `draft` guesses tokens to verify beside decodes, if given; not used with recurrent states, which cannot forget a
-    token."""
+    """Owns every `LiveSequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop. What
+    the instance does is asked of `duties`, which may change while it is idle."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Scheduler:
         landing: CacheSet | None = None,
     ) -> None:
         """`landing`: the caches in host memory."""
-        self.role = role
+        self.duties = Duties(role)
         self.budgets = budgets
         self.policy = policy or Policy()
         self.draft = draft if all(spec.paged for spec in caches.specs.values()) else None
@@ -68,14 +69,14 @@ class Scheduler:
         self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
         self.migrating: dict[str, LiveSequence] = {}  # keep their blocks and wait for an instance of their next stage
         self._live: dict[str, LiveSequence] = {}
-        self._order = Order(role, self.policy)
+        self._order = Order(self.duties, self.policy)
         self.fair, running = self._order.fair, (self._running, self._live)
         self.parking = Parking(landing, self.room, self.decoding, self._order.pace, self._restart)
-        self._admission = Admission(role, self.room, budgets, self.policy, *running, self.fair, self.parking)
+        self._admission = Admission(self.duties, self.room, budgets, self.policy, *running, self.fair, self.parking)
         self.waiting, self.arriving = self._admission.waiting, self._admission.arriving
         places = self._admission.places
         self._preemption = Preemption(self._running, self.arriving, places, self.room, self.parking, self._restart)
-        self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
+        self.gate = Gate(self.duties, self.policy, self._order, self._admission, self._running)
         begun = (self.encoding, self.prefilling)
         self.gap = Gap(budgets, self.decoding, self.waiting, begun, self._order.pace)
         self._n_added = self.n_batches = self.n_preemptions = 0
@@ -91,17 +92,21 @@ class Scheduler:
         self.room.check_fits_empty(request, self._admission.visit(seq))
         self._n_added += 1
         self._live[seq.id] = seq
-        if self._keeps and request.keys and self.room.recall(seq, (Stage.DECODE,)):
-            seq.cursor = seq.plan.index(Stage.PREFILL)  # it takes along what is kept here of the prompt
+        if request.keys and self._decodes_only() and self.room.recall(seq, (Stage.DECODE,)):
+            seq.go_to(Stage.PREFILL)  # it takes along what is kept here of the prompt
         self._wait(seq)
         return seq
+
+    def _decodes_only(self) -> bool:
+        return self.duties.runs(Stage.DECODE) and not self.duties.runs(Stage.PREFILL)
 
     def take_back(self, seq: LiveSequence, now: float) -> bool:
         """Restart a migrating sequence, without what was kept of it. Returns whether it starts here."""
         seq.rewind()
-        if not self.role.runs(seq.stage):
+        self.room.let_go(seq)
+        if not self.duties.runs(seq.stage):
             return False
-        seq.queued_s = now
+        seq.queue(now)
         del self.migrating[seq.id]
         self._wait(seq)
         return True
@@ -109,8 +114,8 @@ class Scheduler:
     def _wait(self, seq: LiveSequence) -> None:
         """Put the sequence into the queue of its stage, by rank, or let it migrate if that stage runs elsewhere."""
         if seq.stage is Stage.ENCODE and self._admission.skips_encoder(seq):
-            seq.cursor += 1
-        if self.role.runs(seq.stage):
+            seq.go_to(Stage.PREFILL)
+        if self.duties.runs(seq.stage):
             self._order.place(seq, *self.room.uncached(seq, self._admission.visit(seq)))
             self.waiting.add(seq)
         else:
@@ -159,6 +164,10 @@ class Scheduler:
         self._order.place(seq, *rest_of(handoff))
         return self._admission.expect(seq, handoff)
 
+    def brought(self, handoff: Handoff) -> set[bytes]:
+        """The names of the shared contents that come with an offered request."""
+        return self.room.brought(handoff)
+
     def rank_of(self, handoff: Handoff) -> Rank:
         """The rank by which an offer waits for room."""
         return self._order.rank(handoff.request, handoff.order, *rest_of(handoff))
@@ -176,11 +185,11 @@ class Scheduler:
     def land(self, request_id: str, now: float) -> LiveSequence:
         """Take over an arrived request, whose blocks are written."""
         seq = self.arriving.pop(request_id)
-        seq.queued_s = now
+        seq.queue(now)
         self._live[seq.id] = seq
         if self.parking.landed(seq):
             pass
-        elif seq.blocks:
+        elif seq.hold.blocks:
             self.room.landed(seq)
             self._running[seq.stage][seq.id] = seq
         else:
@@ -196,9 +205,24 @@ class Scheduler:
         if request_id not in self._live:
             self._admission.taken_back(request_id)
 
+    # ---- departures to other instances
+
+    def detach(self, seq: LiveSequence, owner: str) -> Lease | None:
+        """Pass the blocks of a migrating sequence to `owner`, which gives them back; None if it holds none."""
+        return self.room.detach(seq, owner)
+
+    def offered(self, seq: LiveSequence, again: bool) -> dict[str, tuple[int, ...]]:
+        """The blocks that the sequence's next instance has to copy. `again`: it has been offered before."""
+        seq.attempt += again
+        return self.room.offered(seq)
+
+    def give_back(self, lease: Lease) -> None:
+        """Free the blocks of a detached lease."""
+        self.room.caches.release(lease)
+
     def unpark(self) -> None:
         """Take back parked sequences that find room, once decoding ones have it. `parking` has the copies to begin."""
-        if self.parking.parked and all(len(s.tokens) <= s.capacity for s in self.decoding.values()):
+        if self.parking.parked and all(len(s.tokens) <= s.hold.capacity for s in self.decoding.values()):
             self._admission.unpark()
 
     # ---- batches
@@ -247,7 +271,7 @@ class Scheduler:
         together = self.policy.batching == "stage-level" and not self.gap.pauses_for_prompts(now)
         work, n = (ready[:], n_ready) if together else ([], 0)
         n_decodes = len(work)
-        if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
+        if n < budget and self.duties.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
             n = self._fill_prefill(now, work, n, best_in_flight(self.encoding.values()) if interrupts else LAST)
         return (work, n, n_decodes) if work else (ready, n_ready, len(ready))
 
@@ -282,7 +306,7 @@ class Scheduler:
         return n
 
     def _fill_vision(self, now: float, departed: list[LiveSequence]) -> list[EncodeWork]:
-        if not (self.encoding or self.waiting.pictured) or not self._gate_open(now):
+        if not (self.encoding or self.waiting.pictured) or not self.gate.is_open(now):
             return []
         work, left = list[EncodeWork](), self.budgets.image_tokens
         most, most_s = self.budgets.images, min(self.budgets.step_s, self.budgets.enough_s)
@@ -301,39 +325,18 @@ class Scheduler:
                 break
         return work
 
-    def prefers_language(self) -> bool:
-        """Whether a request that prefills, or could do so now, goes before every picture. If lanes take turns, the
-        vision lane then waits: no picture is encoded before better requests have their first token."""
-        pictures = (*self.encoding.values(), *self.waiting.pictured.head)
-        if not pictures or not self._order.ranked:
-            return False
-        text = self._admission.best_text() if self.role.runs(Stage.PREFILL) else None
-        prefills = (*self.prefilling.values(), *((text,) if text else ()))
-        return bool(prefills) and min(map(self.fair.turn_of, prefills)) < min(map(self.fair.turn_of, pictures))
-
-    def _gate_open(self, now: float) -> bool:
-        return not self.prefilling or now >= self.gate_opens_at()
-
-    def gate_opens_at(self) -> float:
-        """When the oldest picture behind the gate has waited `encode_wait_s`; inf if none waits or the gate does not
-        age."""
-        if not (self.encoding or self.waiting.pictured) or self.policy.encode_gate == "paper":
-            return float("inf")
-        queued = (s.queued_s for s in (*self.encoding.values(), *self.waiting.pictured.head))
-        return min(queued) + self.policy.encode_wait_s
-
     # ---- from stage to stage
 
     def _restart(self, seq: LiveSequence, now: float) -> None:
         """Release and rewind a sequence, which then waits again at its old age and keeps its tokens."""
         self._admission.free(seq)
         seq.rewind()
-        seq.queued_s = now
+        seq.queue(now)
         self._wait(seq)
 
     def _enter(self, seq: LiveSequence) -> bool:
         """Put a sequence into the stage its cursor names. False if that runs elsewhere: then it migrates."""
-        here = self.role.runs(seq.stage)
+        here = self.duties.runs(seq.stage)
         (self._running[seq.stage] if here else self.migrating)[seq.id] = seq
         return here
 
@@ -342,8 +345,7 @@ class Scheduler:
         self.room.leave_stage(seq)
         del self._running[seq.stage][seq.id]
         seq.cursor += 1
-        seq.started = False
-        seq.queued_s = now
+        seq.queue(now)
         if self._enter(seq) and seq.stage is Stage.PREFILL:
             self._order.place(seq, len(seq.tokens) - seq.n_computed, 0)
 
@@ -366,7 +368,7 @@ class Scheduler:
                 continue
             tokens = verified(seq, drafts, result.tokens[first:row]) if drafts else ()
             n_computed = seq.n_computed = len(seq.tokens) if item.sample else seq.n_computed + item.count
-            if n_computed >= seq.due:
+            if n_computed >= seq.hold.due:
                 self.room.settle(seq)
             if result.prompt_logprobs:
                 seq.prompt_logprobs += result.prompt_logprobs.get(place, ())
@@ -402,7 +404,7 @@ class Scheduler:
             self.room.encoded(seq, index)  # even if it was cancelled: others may find the result
         if seq.cancelled or not ok:
             return self._lost(seq, result)
-        seq.pending_media.remove(index)
+        seq.encoded(index)
         self._admission.encoded(seq, index)
         if seq.pending_media:
             self._order.place(seq, len(seq.tokens) - seq.n_computed, len(seq.pending_media))
@@ -441,7 +443,7 @@ class Scheduler:
         places = [*queued, *(s for group in running for s in group.values()), *self.migrating.values()]
         places += self.parking.live
         assert not self.arriving.keys() & self._live.keys(), "seen before it landed"
-        assert not any(self.role.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"
+        assert not any(self.duties.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"
         assert len(places) == len({s.id for s in places}) == len(self._live), "a sequence is lost or doubled"
         for stage, group in self._running.items():
             assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"

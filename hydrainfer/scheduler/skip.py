@@ -13,13 +13,12 @@ def skip(s: Scheduler, batch: StepBatch, tokens: list[list[int]], ends: list[flo
     s.gap.landed(batch, ends[0])
     for item, made in zip(batch.work, tokens):
         seq = item.seq
-        seq.tokens += made
-        seq.n_computed += len(made)
+        seq.extend(made, computed=True)
         for at in ends if s.gap.limited else ():
             s.gap.made(seq, 1, at)
-        if seq.n_computed >= seq.due:
+        if seq.n_computed >= seq.hold.due:
             s.room.settle(seq)
-        while len(seq.tokens) > seq.capacity:
+        while len(seq.tokens) > seq.hold.capacity:
             grown = s.room.grow(seq)
             assert grown, "a skip that wanted more room than there is"
     s.n_batches += len(tokens[0])

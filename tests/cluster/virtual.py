@@ -120,7 +120,7 @@ class CheckedDevice(FakeDevice):
             assert self.role.runs(item.seq.stage), f"{item.seq} on {self.role}"
             if batch.lane is Lane.LANGUAGE and (grammar := item.seq.request.sampling.grammar) is not None:
                 assert self.compiled(grammar), f"{item.seq} would wait for its grammar"
-            for spec, ids in item.seq.blocks.items():
+            for spec, ids in item.seq.hold.blocks.items():
                 assert all(b is not None for b in ids), spec
         return super().run(batch)
 

@@ -94,7 +94,7 @@ class FakeRig:
         request = Request(id=name, prompt_ids=ids, sampling=sampling, max_tokens=64, seed=1, media=media, eos_ids=(2,))
         seq = LiveSequence(request, (0.0, 0), 0.0)
         need = {spec.name: spec.need(request, 0, len(ids) + 8) for spec in self.specs}
-        seq.blocks = self.caches.reserve(name, need).blocks
+        seq.hold.blocks = self.caches.reserve(name, need).blocks
         return seq
 
     def packed(self, work: list[TokenWork], before: list[TokenWork] = ()) -> PackedTokens:

@@ -139,7 +139,7 @@ def logits(rig, request, store):
     n, language = request.n_prompt, rig.language
     seq = LiveSequence(request, (0.0, 0), 0.0)
     lease = rig.caches.reserve(seq.id, {name: s.need(request, 0, n) for name, s in rig.caches.specs.items()})
-    seq.blocks = lease.blocks
+    seq.hold.blocks = lease.blocks
     rig.pixels.update({m.pixels: store.get(m.pixels) for m in request.media})
     if request.media:
         assert rig.encode([seq]).error is None

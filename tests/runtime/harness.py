@@ -93,7 +93,7 @@ class Rig:
         need = {s.name: s.need(request, 0, len(ids) + n_new) for s in (self.embeds.spec, self.kv.spec)}
         lease = self.caches.reserve(name, need)
         assert lease is not None, "the rig's pools are too small"
-        seq.blocks, self.leases[name] = lease.blocks, lease
+        seq.hold.blocks, self.leases[name] = lease.blocks, lease
         return seq
 
     def release(self, seq: LiveSequence) -> None:

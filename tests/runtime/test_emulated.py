@@ -196,7 +196,7 @@ def test_a_wrong_kv_block_fails_its_request_alone(n_after):
     for which in range(3):
         rig = Rig()
         rig.run(*(make_request(f"r{i}", n_text=9, max_tokens=30) for i in range(3)), until=3.0 + n_after)
-        block = rig.scheduler.get("r1").blocks["kv"][which]
+        block = rig.scheduler.get("r1").hold.blocks["kv"][which]
         rig.stores["kv"].bytes[block].zero_()
         rig.run()
         check_fails(rig, "r1")
@@ -207,7 +207,7 @@ def test_a_wrong_kv_block_fails_its_request_alone(n_after):
 
 def test_a_stale_copy_of_the_last_block_is_seen_at_once():
     rig = Rig().run(make_request("r", n_text=9, max_tokens=30), until=1.0)
-    last = rig.scheduler.get("r").blocks["kv"][2]
+    last = rig.scheduler.get("r").hold.blocks["kv"][2]
     old = rig.stores["kv"].bytes[last].clone()
     rig.run(until=2.0)
     rig.stores["kv"].bytes[last] = old
@@ -218,7 +218,7 @@ def test_a_stale_copy_of_the_last_block_is_seen_at_once():
 def test_a_wrong_embedding_fails_who_reads_it():
     rig = Rig(tokens=4)
     rig.run(make_request("r", n_text=9, pictures=[1], max_tokens=3), until=2.9)
-    block = rig.scheduler.get("r").blocks["embed"][1]
+    block = rig.scheduler.get("r").hold.blocks["embed"][1]
     rig.run(until=3.0)  # encoded, and prefill has begun
     rig.stores["embed"].bytes[block] = 7.0
     rig.run(make_request("text", max_tokens=3))

@@ -51,7 +51,7 @@ class Encoder:
         seq = LiveSequence(request, (0.0, 0), 0.0)
         lease = self.caches.reserve(name, {"embed": range(sum(self.store.spec.blocks_for(m.n_tokens) for m in media))})
         assert lease is not None
-        seq.blocks = lease.blocks
+        seq.hold.blocks = lease.blocks
         return seq
 
     def encode(self, seqs: list[LiveSequence]) -> None:
@@ -64,7 +64,7 @@ class Encoder:
 
     def rows(self, seq: LiveSequence) -> torch.Tensor:
         """What its blocks hold, [blocks, tokens of a block, width]."""
-        return self.store.rows.unflatten(0, (-1, self.store.spec.block_tokens))[seq.blocks["embed"]].clone()
+        return self.store.rows.unflatten(0, (-1, self.store.spec.block_tokens))[seq.hold.blocks["embed"]].clone()
 
 
 def test_requests_encoded_together_get_what_each_gets_alone(tmp_path):

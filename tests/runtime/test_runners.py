@@ -34,8 +34,8 @@ def test_missing_pixels_fail_their_request_alone(rig):
     del rig.pixels[bad.request.media[0].pixels]
     result = rig.encode([bad, good])
     assert result.error is None and list(result.failed) == [bad.id]
-    assert bool(rig.embeds.bytes[good.blocks["embed"][0]].any())
-    assert not rig.embeds.bytes[bad.blocks["embed"][0]].any()
+    assert bool(rig.embeds.bytes[good.hold.blocks["embed"][0]].any())
+    assert not rig.embeds.bytes[bad.hold.blocks["embed"][0]].any()
 
 
 def test_pixels_of_the_wrong_shape_fail_their_request_alone(rig):
@@ -46,7 +46,7 @@ def test_pixels_of_the_wrong_shape_fail_their_request_alone(rig):
 
 def test_a_ticket_complete_at_once_wakes_the_engine(rig):
     seq = rig.sequence(Prompt([1, IMAGE, 300], [1]), 2)
-    seq.blocks = {}
+    seq.hold.blocks = {}
     rig.wake.clear()
     ticket = rig.vision.launch(StepBatch(1, Lane.VISION, [EncodeWork(seq, 0)], 1))
     assert rig.wake.is_set() and ticket.poll(0.0).error is not None and ticket.ready_at() is None
@@ -67,7 +67,7 @@ def test_a_failing_forward_is_a_result(rig, monkeypatch, error):
 
 def test_a_batch_that_cannot_be_packed_is_a_result(rig):
     seq = rig.sequence(TEXT, 3)
-    seq.blocks = {}
+    seq.hold.blocks = {}
     assert rig.step([TokenWork(seq, 0, 4, True)]).error is not None
 
 
@@ -76,7 +76,7 @@ def test_sequences_may_change_once_launch_returned(rig):
     seq = rig.sequence(TEXT, 1, SamplingParams(temperature=0.0, repetition_penalty=1.0))
     ticket = rig.language.launch(StepBatch(1, Lane.LANGUAGE, [TokenWork(seq, 0, 4, True)], 4))
     seq.tokens[:] = [0] * 4
-    seq.blocks["kv"][:] = [0] * len(seq.blocks["kv"])
+    seq.hold.blocks["kv"][:] = [0] * len(seq.hold.blocks["kv"])
     assert rig.wait(ticket).tokens == want[0]
 
 
@@ -87,9 +87,9 @@ def test_a_preempted_request_continues_with_the_same_tokens(rig):
     rig.encode([seq])
     rig.step([TokenWork(seq, 0, len(seq.tokens), True)])
     rig.step([TokenWork(seq, seq.n_computed, 1, True)])
-    blocks = {k: list(reversed(v)) for k, v in seq.blocks.items()}  # other blocks, as after a new reservation
+    blocks = {k: list(reversed(v)) for k, v in seq.hold.blocks.items()}  # other blocks, as after a new reservation
     seq.rewind()
-    seq.blocks = blocks
+    seq.hold.blocks = blocks
     rig.encode([seq])
     while seq.n_produced < 8:
         n = len(seq.tokens) - seq.n_computed

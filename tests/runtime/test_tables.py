@@ -24,14 +24,14 @@ def test_rows_name_only_blocks_that_their_request_holds(spec):
         if len(live) < 5:
             request = Request(id=f"r{step}", prompt_ids=(1,), sampling=SamplingParams(), max_tokens=1, seed=0)
             live.append(LiveSequence(request, (0.0, step), 0.0))
-            live[-1].blocks = {spec.name: [draw.randrange(1000) for _ in range(draw.randint(1, 4))]}
-            live[-1].first_block = {spec.name: 0}
+            live[-1].hold.blocks = {spec.name: [draw.randrange(1000) for _ in range(draw.randint(1, 4))]}
+            live[-1].hold.first_block = {spec.name: 0}
         for seq in live:
-            blocks = seq.blocks[spec.name]
+            blocks = seq.hold.blocks[spec.name]
             blocks += [draw.randrange(1000) for _ in range(draw.randint(0, 2))]
             if spec.slides and len(blocks) > 1 and draw.random() < 0.5:
                 del blocks[0]
-                seq.first_block[spec.name] += 1
+                seq.hold.first_block[spec.name] += 1
         for seq, row in zip(live, tables.gather(live).tolist(), strict=True):
-            held = seq.blocks[spec.name]
+            held = seq.hold.blocks[spec.name]
             assert row[: len(held)] == held and set(row) == set(held)

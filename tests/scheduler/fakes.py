@@ -116,7 +116,7 @@ class FakeDevice:
 
     def _window(self, seq, start, held):
         spec = self.window_spec
-        blocks, first, end = seq.blocks[spec.name], seq.first_block[spec.name], len(held)
+        blocks, first, end = seq.hold.blocks[spec.name], seq.hold.first_block[spec.name], len(held)
         most = spec.most(1 if seq.stage is Stage.DECODE else spec.ahead)
         assert len(blocks) <= most, "more blocks than a window needs"
         for p in range(start, end):
@@ -126,7 +126,7 @@ class FakeDevice:
         assert read == [(p, held[p]) for p in seen], "a window onto foreign keys"
 
     def _state(self, item, held):
-        blocks = item.seq.blocks[STATE.name]
+        blocks = item.seq.hold.blocks[STATE.name]
         assert len(blocks) <= STATE.most(1 if item.seq.stage is Stage.DECODE else 2), "more states than it needs"
         source, written = STATE.scan(blocks, item.start, item.count)
         if item.start:
@@ -141,7 +141,7 @@ class FakeDevice:
             self.embed[block] = (span.key, part)
 
     def _tokens(self, item, result):
-        seq, blocks = item.seq, item.seq.blocks["kv"]
+        seq, blocks = item.seq, item.seq.hold.blocks["kv"]
         if item.unknown:
             assert seq.cancelled, "goes on though what it goes on with failed"
             result.tokens.append(0)
@@ -158,9 +158,9 @@ class FakeDevice:
             self.kv[(blocks[p // 4], p % 4)] = (p, held[p])
         read = [self.kv[(blocks[p // 4], p % 4)] for p in range(end)]
         assert read == list(enumerate(held)), "attention read foreign keys"
-        if WINDOW.name in seq.blocks:
+        if WINDOW.name in seq.hold.blocks:
             self._window(seq, item.start, held)
-        if STATE.name in seq.blocks:
+        if STATE.name in seq.hold.blocks:
             self._state(item, held)
         if item.sample:
             assert end == len(seq.tokens) + len(item.drafts)

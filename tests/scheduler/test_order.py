@@ -37,13 +37,13 @@ def test_a_prompt_that_came_later_and_takes_less_goes_before_the_next_chunk():
 def test_pictures_do_not_hold_up_text_where_lanes_take_turns():
     s, device = make(tokens=64), FakeDevice()
     s.add(make_request("picture", pictures=[1]), 0.0)
-    assert not s.prefers_language()
+    assert not s.gate.prefers_language()
     s.add(make_request("text"), 0.2)
-    assert s.prefers_language()
+    assert s.gate.prefers_language()
     turn(s, device, Lane.LANGUAGE, now=0.2)
-    assert not s.prefers_language()  # the text decodes
+    assert not s.gate.prefers_language()  # the text decodes
     s.add(make_request("late", n_text=3), 1.5)
-    assert not s.prefers_language()
+    assert not s.gate.prefers_language()
 
 
 def test_text_that_finds_no_place_does_not_hold_up_pictures():
@@ -51,7 +51,7 @@ def test_text_that_finds_no_place_does_not_hold_up_pictures():
     s.add(make_request("picture", pictures=[1, 2, 3]), 0.0)
     turn(s, FakeDevice(), Lane.VISION)  # one of three is left
     s.add(make_request("text"), 0.0)
-    assert not s.prefers_language() and s.next(0.0, Lane.VISION).batch is not None
+    assert not s.gate.prefers_language() and s.next(0.0, Lane.VISION).batch is not None
 
 
 @pytest.mark.parametrize("order", ["rank", "fcfs"])

@@ -241,7 +241,7 @@ def test_a_picture_inside_the_hit_is_neither_encoded_nor_leased():
     s.add(make_request("second", n_text=9, pictures=[1, 2], salt=b""), 0.0)
     assert s.next(0.0, Lane.VISION).batch is None
     batch = s.next(0.0, Lane.LANGUAGE).batch
-    assert batch.n_items == 21 - 16 and not batch.work[0].seq.blocks[EMBED.name]
+    assert batch.n_items == 21 - 16 and not batch.work[0].seq.hold.blocks[EMBED.name]
     s.apply(device.run(batch), 0.0)
     assert device.n_encoded == {b"picture1": 1, b"picture2": 1}
 
@@ -253,7 +253,7 @@ def test_a_picture_that_the_hit_only_reaches_into_is_encoded():
     s.room.caches.pools[EMBED.name].drop(range(400))
     s.add(make_request("second", n_text=5, pictures=[1, 2], salt=b""), 0.0)
     (work,) = s.next(0.0, Lane.VISION).batch.work
-    assert work.index == 1 and len(work.seq.blocks[EMBED.name]) == 2 and work.seq.n_computed == 12
+    assert work.index == 1 and len(work.seq.hold.blocks[EMBED.name]) == 2 and work.seq.n_computed == 12
 
 
 def test_equal_answers_are_kept_once():

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 
 
 def held_by(seq):
-    return {name: list(blocks) for name, blocks in seq.blocks.items()}
+    return {name: list(blocks) for name, blocks in seq.hold.blocks.items()}
 
 
 requests = st.lists(
@@ -101,8 +101,8 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     def settle(lane):
         batch, held = flying[lane].pop(0)
         for item, (first, blocks) in zip(batch.work, held, strict=True):
-            now = {name: item.seq.blocks[name][: len(before)] for name, before in blocks.items()}
-            assert (item.seq.first_block, now) == (first, blocks), "blocks became others while a lane used them"
+            now = {name: item.seq.hold.blocks[name][: len(before)] for name, before in blocks.items()}
+            assert (item.seq.hold.first_block, now) == (first, blocks), "blocks became others while a lane used them"
         s.observe(batch, 1e-3 * (batch.n_items if lane is Lane.LANGUAGE else 8 * batch.n_items))
         for outcome in s.apply(device.run(batch), float(step)):
             assert outcome.seq.id not in ended | cancelled, "an ended request produced something"
@@ -141,7 +141,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
             if behind and not (ahead and lane is Lane.LANGUAGE and len(behind) == 1 and behind[0][0].decodes_only):
                 continue
             if (batch := s.next(float(step), lane, interrupts, bool(behind)).batch) is not None:
-                behind.append((batch, [(dict(w.seq.first_block), held_by(w.seq)) for w in batch.work]))
+                behind.append((batch, [(dict(w.seq.hold.first_block), held_by(w.seq)) for w in batch.work]))
                 if lane is Lane.VISION:
                     assert batch.n_items <= images
                 else:

@@ -185,7 +185,7 @@ def test_the_youngest_is_preempted_and_its_tokens_are_kept():
         turn(s, device, Lane.LANGUAGE)
     young = s.get("young")
     assert "old" in s.decoding and young is s.waiting.ready.first
-    assert young.attempt == 1 and young.n_produced > 0 and young.blocks == {}
+    assert young.attempt == 1 and young.n_produced > 0 and young.hold.blocks == {}
 
 
 @pytest.mark.parametrize("order", ["rank", "fcfs"])
@@ -250,9 +250,9 @@ def test_a_half_evicted_picture_is_encoded_anew_into_blocks_nobody_shares():
     hit = s.room.match(s.add(make_request("b", pictures=[1]), 0), tuple(Stage))
     assert hit.blocks["embed"] == [None, None]
     batch = s.next(0.0, Lane.VISION).batch
-    assert not set(batch.work[0].seq.blocks["embed"]) & set(left)
+    assert not set(batch.work[0].seq.hold.blocks["embed"]) & set(left)
     s.apply(device.run(batch), 0.0)
-    assert set(batch.work[0].seq.blocks["embed"]) & set(left), "the block that others find was not adopted"
+    assert set(batch.work[0].seq.hold.blocks["embed"]) & set(left), "the block that others find was not adopted"
     s.check()
 
 
@@ -261,5 +261,5 @@ def test_no_budget_is_no_chunk_even_if_the_cache_has_the_start_of_a_picture(n_co
     media = (MediaSpan(2, 16, b"k", "p", whole=True),)
     request = Request(id="a", prompt_ids=(1,) * 30, sampling=SamplingParams(), max_tokens=2, seed=0, media=media)
     seq, work = LiveSequence(request, (0.0, 0), 0.0), []
-    seq.n_computed, seq.capacity = n_computed, 64
+    seq.n_computed, seq.hold.capacity = n_computed, 64
     assert add_chunk(work, seq, 0, first=True) == 0 and not work

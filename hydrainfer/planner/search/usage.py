@@ -48,7 +48,7 @@ def use_of(study: Study, layout: Layout, rate: float) -> tuple[RoleUse, ...]:
             return
         for node in simulator.nodes.values():
             role = names[node.name]
-            for lane in node.engine.scheduler.role.lanes:
+            for lane in node.engine.scheduler.duties.loaded.lanes:
                 lanes.setdefault((role, lane), []).append(node.engine.lanes.busy(lane))
             for name, (n, held, _) in node.caches.usage().items():
                 leased.setdefault((role, name), []).append(held / n if n else 0.0)

@@ -70,7 +70,7 @@ class Leap:
                 n = left
         shares = bool(seqs[0].request.keys)
         if shares:  # no block is published or evicted meanwhile
-            n = min(n, *(int(min(seq.due - seq.n_computed - 1, _MOST)) for seq in seqs))
+            n = min(n, *(int(min(seq.hold.due - seq.n_computed - 1, _MOST)) for seq in seqs))
         if not s.room.can_grow(seqs, n, evicting=not shares):
             return None
         ends = _ends(device, batch, ticket.span.end_s, n, due_s)
