@@ -4,31 +4,34 @@
                │                                                                      │
                └───────────── its process ends ──────────> gone, buried <─────────────┘
 
-A number is an *incarnation*: an instance that is started again has a new one. Pure: no sockets, no clock, no launcher.
+A number is an *incarnation*: an instance that is started again has a new one. The layout may change while it serves:
+instances are added, leave once they have no requests, or take on other stages that they have loaded. Pure: no sockets,
+no clock, no launcher.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from hydrainfer.cluster.instance import Pulse
 from hydrainfer.cluster.link import Link, Links
-from hydrainfer.cluster.messages import Hello, Members, Peer, Report
+from hydrainfer.cluster.messages import Become, Close, Hello, Members, Peer, Report
 from hydrainfer.cluster.restarts import Lost, Restarts
 from hydrainfer.cluster.rolling import Incarnation, Rolling
-from hydrainfer.core import ErrorInfo, InstanceStats, Role, Stage
+from hydrainfer.core import ConfigError, ErrorInfo, InstanceStats, Role, Stage
 
 
 @dataclass(slots=True)
 class Member:
-    """One live incarnation. `killed`: it is to be killed, or has been."""
+    """One live incarnation. `killed`: it is to be killed, or has been. `closed`: it has been told to close."""
 
     hello: Hello
     stats: InstanceStats | None = None
     killed: bool = False
+    closed: bool = False
 
 
 Announce = Callable[[tuple[Peer, ...], Incarnation | None, float], None]
@@ -39,6 +42,7 @@ class Census:
     """The instances of a layout. `roles`: that of each, running or not. `links`: those to the instances that run, which
     the census makes and ends. `announce`: called whenever that changes. `stall_s`: an instance whose step has hung for
     longer is killed. `away_s`: the `timeout_s` of `Restarts`. `kills`: the incarnations that somebody is to kill.
+    `leaving`: the instances that leave the layout; `told_to_close`: those that somebody is to let end for good.
     `lost`: the first stage that was lost for good."""
 
     def __init__(
@@ -55,6 +59,8 @@ class Census:
         self.roles = dict(roles)
         self.restarts = Restarts(self.roles, away_s)
         self.rolling = Rolling()
+        self.leaving: set[str] = set()
+        self.told_to_close: list[str] = []
         self.lost: Lost | None = None
         self._links = links
         self._tell = announce
@@ -94,7 +100,11 @@ class Census:
         if member is None or member.hello.peer.incarnation != incarnation:
             return
         del self.members[name], self._links[name]
-        self.restarts.gone(name, now, for_good)
+        if name in self.leaving:
+            self.leaving.remove(name)
+            del self.roles[name]
+        else:
+            self.restarts.gone(name, now, for_good)
         self._announce(now)
 
     def heard(self, report: Report, now: float) -> bool:
@@ -108,6 +118,39 @@ class Census:
             return False
         member.stats = report.stats or member.stats
         return True
+
+    # ---- a layout that changes
+
+    def add(self, name: str, role: Role) -> None:
+        """Let an instance join the layout. It counts once it has said hello."""
+        assert name not in self.roles, f"{name} is there already"
+        self.roles[name] = role
+
+    def retire(self, name: str) -> None:
+        """Let an instance leave the layout. It gets new requests only if no other can take them, and closes once it has
+        none. Raises `ConfigError` if no other instance runs its stages."""
+        others = [role for other, role in self.roles.items() if other != name and other not in self.leaving]
+        self._check_stages(name, others)
+        self.leaving.add(name)
+
+    def become(self, name: str, role: Role, now: float) -> None:
+        """Let an instance without requests do these stages, which it has loaded, from now on. Raises `ConfigError` if
+        it has requests, or if no other instance runs the stages that it gives up."""
+        member = self.members.get(name)
+        if member is None or member.stats is None or _has_work(member.stats):
+            raise ConfigError(f"{name} has requests, or does not run: it cannot become {role} now")
+        self._check_stages(name, [*(other for n, other in self.roles.items() if n != name), role])
+        self.roles[name] = role
+        peer = msgspec.structs.replace(member.hello.peer, role=str(role))
+        member.hello = msgspec.structs.replace(member.hello, peer=peer)
+        self._links[name].post(Become(str(role)))
+        self._announce(now)
+
+    def _check_stages(self, name: str, others: Iterable[Role]) -> None:
+        stages = frozenset[Stage]().union(*(role.stages for role in others))
+        missing = sorted(stage.value for stage in self.roles[name].stages - stages)
+        if missing:
+            raise ConfigError(f"without {name}, no instance could {' or '.join(missing)}")
 
     # ---- time
 
@@ -132,7 +175,10 @@ class Census:
             hung_s = member.stats.hung_s if member.stats is not None else 0.0
             if silent_s > self._pulse.dead_s or hung_s > self._stall_s:
                 self._kill(name, member)
-            suspect = silent_s > self._pulse.suspect_s or name == self.rolling.resting
+            leaves = name in self.leaving
+            if leaves and member.stats is not None and not _has_work(member.stats) and peer.suspect:
+                self._close(name, member)
+            suspect = silent_s > self._pulse.suspect_s or name == self.rolling.resting or leaves
             if suspect != peer.suspect:
                 peer = msgspec.structs.replace(peer, suspect=suspect)
                 member.hello = msgspec.structs.replace(member.hello, peer=peer)
@@ -149,6 +195,12 @@ class Census:
         if not member.killed:
             member.killed = True
             self.kills.append((name, member.hello.peer.incarnation))
+
+    def _close(self, name: str, member: Member) -> None:
+        if not member.closed:
+            member.closed = True
+            self._links[name].post(Close())
+            self.told_to_close.append(name)
 
     def _announce(self, now: float) -> None:
         peers = tuple(member.hello.peer for member in self.members.values())

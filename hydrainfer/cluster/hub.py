@@ -26,6 +26,7 @@ from hydrainfer.core import (
     InternalError,
     PixelSource,
     Request,
+    Role,
     shutting_down,
     total,
 )
@@ -126,6 +127,23 @@ class Hub:
             self._side.census.rolling.begin([plan.name for plan in self._plans])
         return True
 
+    def add(self, plan: NodePlan) -> None:
+        """Begin to start one more instance, which gets requests once it runs. Raises `ConfigError` if there is no room
+        for it, or if the launcher cannot."""
+        self._keeper.add(plan)
+        with self._lock:
+            self._side.census.add(plan.name, Role.parse(plan.role))
+            self._plans = [*self._plans, plan]
+
+    def remove(self, name: str) -> None:
+        """Let an instance end once it has no requests. Raises `ConfigError` if no other runs its stages, or if the
+        launcher restarts nothing, so that its instances are fixed."""
+        if not self.launcher.revives:
+            raise ConfigError("instances of one process cannot come and go: use --launcher ray", param="launcher")
+        with self._lock:
+            self._side.census.retire(name)
+        self._mesh.wake()
+
     def close(self) -> None:
         """End every request and every instance. Safe to repeat."""
         if self._over:
@@ -205,8 +223,9 @@ class Hub:
             self._bury(gone)
             had_lost = census.lost
             wake_at = self._side.tick(self._clock())
-            kills = census.kills[:]
+            kills, closed = census.kills[:], census.told_to_close[:]
             census.kills.clear()
+            census.told_to_close.clear()
             retries = census.restarts.due(self._clock()) if not self._closing else []
             silent = census.restarts.silent(self._clock()) if not self._closing else []
             self._connect()
@@ -217,6 +236,8 @@ class Hub:
             self._mesh.send(name, encode(order))
         for dead in kills:
             self._keeper.kill(*dead, restarted=dead == census.rolling.ended)
+        for name in closed:
+            self._keeper.remove(name)
         for name in retries:
             self._keeper.restart(name)
         for name in silent:
@@ -278,7 +299,11 @@ class Hub:
 
     def _bury(self, gone: list[Incarnation]) -> None:
         for name, incarnation in gone:
-            if not self._closing and name not in self._failed:  # `start` raises the error of a failed one
+            if name in self._side.census.leaving:
+                _log.warning("instance %s has left", name)
+                self._plans = [plan for plan in self._plans if plan.name != name]
+                self.facts.pop(name, None)
+            elif not self._closing and name not in self._failed:  # `start` raises the error of a failed one
                 _log.error("instance %s has died", name)
             for_good = not self.launcher.revives and not self._closing
             self._side.census.gone(name, incarnation, self._clock(), for_good)

@@ -52,6 +52,14 @@ class Keeper:
     def start(self, plans: Sequence[NodePlan]) -> None:
         self.launcher.start(plans, self._report_gone)
 
+    def add(self, plan: NodePlan) -> None:
+        """Begin to start one more instance. Raises `ConfigError`."""
+        self.launcher.add(plan)
+
+    def remove(self, name: str) -> None:
+        """Let an instance end for good, which has been told to close."""
+        self._ask(self.launcher.remove, name)
+
     def watch(self, hello: Hello) -> None:
         """Notice when the process of an instance ends."""
         peer = hello.peer
@@ -134,7 +142,7 @@ class Keeper:
         try:
             call(name)
         except Exception:  # Ray fails: it may recover until the instance has been away for too long
-            _log.exception("instance %s could not be started again", name)
+            _log.exception("the launcher could not be asked about instance %s", name)
 
 
 def _has_ended(pidfd: int) -> bool:

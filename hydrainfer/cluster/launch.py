@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hydrainfer.cluster.node import Node, NodePlan, run_node
-from hydrainfer.core import HydraError
+from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.engine import Engine
 
 _log = logging.getLogger(__name__)
@@ -45,8 +45,18 @@ class Launcher(Protocol):
     def rouse(self, name: str) -> None:
         """Check that an instance that has died, and is not back yet, is being started. Called every few seconds."""
 
+    def add(self, plan: NodePlan) -> None:
+        """Begin to start one more instance. Raises `ConfigError` if there is no room, or if this launcher cannot."""
+
+    def remove(self, name: str) -> None:
+        """Do not start an instance again, which has been told to close, and end its process once it has closed."""
+
     def close(self, timeout_s: float) -> None:
         """Wait for the instances, which have been told to close, then kill those that are left."""
+
+
+def _is_fixed() -> ConfigError:
+    return ConfigError("instances of one process cannot come and go: use --launcher ray", param="launcher")
 
 
 class InProcess:
@@ -81,6 +91,12 @@ class InProcess:
 
     def rouse(self, name: str) -> None:
         """Nothing to do, for the same reason."""
+
+    def add(self, plan: NodePlan) -> None:  # noqa: ARG002
+        raise _is_fixed()
+
+    def remove(self, name: str) -> None:  # noqa: ARG002
+        raise _is_fixed()
 
     def close(self, timeout_s: float) -> None:
         for thread in self._threads.values():

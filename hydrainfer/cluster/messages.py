@@ -5,6 +5,7 @@
               <── Orders(Learned) ────────  prefixes that others have cached, if this one hands requests to them
               <── Orders(Submit, Cancel) ─
               Report ───────────────>       one per step: outputs, events, moves, load; also the heartbeat
+              <── Orders(Become) ─────────          do other stages
               <── Orders(Close) ──────────
 
 Times in messages are on the hub's clock.
@@ -114,11 +115,17 @@ class Learned(msgspec.Struct, frozen=True, tag=True):
     cached: Cached
 
 
+class Become(msgspec.Struct, frozen=True, tag=True):
+    """Do the stages of this role from now on; they are loaded. Sent to an instance without requests."""
+
+    role: str
+
+
 class Close(msgspec.Struct, frozen=True, tag=True):
     """End everything and stop."""
 
 
-HubOrder = Members | Submit | Cancel | Beat | Learned | Close
+HubOrder = Members | Submit | Cancel | Beat | Learned | Become | Close
 
 
 class Orders(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,7 @@ from hydrainfer.cluster.instance import Instance, Pulse
 from hydrainfer.cluster.link import Link
 from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.messages import (
+    Become,
     Close,
     Failed,
     Hello,
@@ -30,7 +31,7 @@ from hydrainfer.cluster.messages import (
 from hydrainfer.cluster.placing import Placer
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.config import MachineShare
-from hydrainfer.core import ErrorInfo, EventKind, HydraError, InternalError, LifecycleEvent, Parcel, shutting_down
+from hydrainfer.core import ErrorInfo, EventKind, HydraError, InternalError, LifecycleEvent, Parcel, Role, shutting_down
 from hydrainfer.engine import Engine
 from hydrainfer.machine import host_identity, in_url, local_ip
 
@@ -209,6 +210,9 @@ class Node(Instance):
         match order:
             case Members(peers):
                 self._meet(peers)
+            case Become(role):
+                assert self.engine is not None
+                self.engine.scheduler.duties.accept(Role.parse(role))
             case Close():
                 self.closing = True
             case Submit() if self.closing:

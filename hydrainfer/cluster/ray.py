@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,13 +84,14 @@ class RayLauncher:
     def start(self, plans: Sequence[NodePlan], on_gone: Gone) -> None:
         self._on_gone, self._plans = on_gone, plans
         self._keeper.submit(self._connect, plans).result()
-        self._launch(plans)
+        self._launch(plans, len(plans))
 
-    def _launch(self, plans: Sequence[NodePlan]) -> None:
-        """Make an actor of every instance. Raises `ConfigError` if there is no room for them."""
+    def _launch(self, plans: Sequence[NodePlan], n_instances: int) -> None:
+        """Make an actor of each of these instances, of the `n_instances` that share the machines. Raises `ConfigError`
+        if there is no room for them."""
         import ray
 
-        shares = self._place(plans)
+        shares = self._place(plans, n_instances)
         actor_class = ray.remote(ActorInstance)
         for plan in plans:
             share = shares[plan.name]
@@ -132,6 +134,20 @@ class RayLauncher:
         actor = self.actors.get(name)
         if actor is not None and not self._closing:
             actor.outlast.remote(_NO_INCARNATION)
+
+    def add(self, plan: NodePlan) -> None:
+        if self._address is None and plan.share.cpus is None:  # our own Ray counts CPUs only to start all at once
+            plan = replace(plan, share=msgspec.structs.replace(plan.share, cpus=0.0))
+        self._launch([plan], len(self._plans) + 1)
+        self._plans = [*self._plans, plan]
+
+    def remove(self, name: str) -> None:
+        import ray
+
+        self._plans = [plan for plan in self._plans if plan.name != name]
+        actor = self.actors.pop(name)
+        ended: Future = actor.finish.remote().future()
+        ended.add_done_callback(lambda _: ray.kill(actor, no_restart=True))
 
     def close(self, timeout_s: float) -> None:
         if self._closing:
@@ -212,7 +228,7 @@ class RayLauncher:
             self._connected = False
             shutil.rmtree(folder.ray, ignore_errors=True)
             self._start_own(len(self._plans))
-            self._launch(self._plans)
+            self._launch(self._plans, len(self._plans))
         except Exception as e:
             self.lost = f"{reason}, and Ray could not be started again: {e}"
 
@@ -250,7 +266,7 @@ class RayLauncher:
         unreachable = isinstance(answer.exception(), ray.exceptions.ActorUnavailableError)
         return unreachable and not _is_down(self.actors[name])
 
-    def _place(self, plans: Sequence[NodePlan]) -> dict[str, Any]:
+    def _place(self, plans: Sequence[NodePlan], n_instances: int) -> dict[str, Any]:
         """The machine share of each plan, with `cpus` filled in. Raises `ConfigError` if the cluster lacks the
         resources."""
         import ray
@@ -259,7 +275,7 @@ class RayLauncher:
         if plans[0].bind.startswith("ipc:") and len({n["NodeManagerAddress"] for n in alive}) > 1:
             raise ConfigError("this Ray cluster has several machines: give --cluster-host", param="cluster_host")
         nodes = [n["Resources"] for n in alive]
-        cpus = cpus_each(len(plans), nodes)
+        cpus = cpus_each(n_instances, nodes)
         shares = {
             p.name: p.share if p.share.cpus is not None else msgspec.structs.replace(p.share, cpus=cpus) for p in plans
         }

@@ -159,6 +159,10 @@ class LiveSequence:
         if computed:
             self.n_computed += len(tokens)
 
+    def retract(self) -> None:
+        """Take the last token back."""
+        self.tokens.pop()
+
     def pin(self) -> None:
         """Keep its blocks in place, like a batch in flight, until `unpin`."""
         self.in_flight += 1
@@ -257,14 +261,16 @@ class TokenLogprobs(NamedTuple):
 @dataclass(slots=True)
 class StepResult:
     """The result of a batch. `tokens[i]` belongs to the i-th sampled row; a work item with `sample` has one row for
-    each of its drafts and one more. `logprobs`: by the same i, if asked for; `prompt_logprobs`: by the index of the
-    work item, for its `asked` positions. `failed`: errors by request id. `error`: the whole batch failed, and nothing
-    in it may be used. `own_s`: how long the batch itself was executed; None: the time from launch to result."""
+    each of its drafts and one more. `logprobs`: by the same i, if asked for. By the index of the work item:
+    `prompt_logprobs`, for its `asked` positions, and `drafts`, guesses of the tokens that follow. `failed`: errors by
+    request id. `error`: the whole batch failed, and nothing in it may be used. `own_s`: how long the batch itself was
+    executed; None: the time from launch to result."""
 
     batch: StepBatch
     tokens: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     failed: dict[str, HydraError] = field(default_factory=dict)
     error: HydraError | None = None
     own_s: float | None = None

@@ -75,6 +75,11 @@ class Duties:
     def runs(self, stage: Stage) -> bool:
         return stage in self.accepted.stages
 
+    @property
+    def only_continues(self) -> bool:
+        """Whether it decodes what others have prefilled."""
+        return self.runs(Stage.DECODE) and not self.runs(Stage.PREFILL)
+
     def visit(self, plan: tuple[Stage, ...], cursor: int) -> tuple[Stage, ...]:
         """The consecutive steps of a plan, from number `cursor` on, that a request can pass here."""
         visit = self._visits.get((plan, cursor))

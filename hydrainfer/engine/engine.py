@@ -47,7 +47,7 @@ _PATIENCE = 10  # how many times more batches in a row may lack memory than may 
 
 
 class Engine:
-    """The engine of one instance. `overlap`, `ahead`: see `Lanes`; `ahead` excludes a scheduler that drafts. `sink`
+    """The engine of one instance. `overlap`, `ahead`: see `Lanes`. `sink`
     gets the outputs of each step, `record`, if given, every lifecycle event. `moves`: moves requests between instances,
     if there are several. `moved(request id, instance, hops)` is told the new owner of a request that came or went.
     `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a whole. `ready`
@@ -69,7 +69,6 @@ class Engine:
         *,
         ahead: bool = False,
     ) -> None:
-        assert not ahead or scheduler.draft is None, "a step ahead has no drafts: there would be hardly any"
         self._compiling = Compiling(ready)
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler

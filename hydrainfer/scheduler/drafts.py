@@ -3,30 +3,51 @@
     tokens     … x   drafts   a  b  c        one work item of 1 + 3 rows, each of which samples its own token
     sampled          a  b  d  e              a and b are as drafted, d is what follows, e is not used
 
+Guesses come with the result that they follow (`StepResult.drafts`), so whoever executes batches can make them.
 Whatever is drafted, the answer has the same tokens as without drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from hydrainfer.core import LiveSequence, TokenWork
 
-Drafter = Callable[[LiveSequence, int], tuple[int, ...]]
-"""Guesses of a sequence's next tokens, at most as many as the second argument; or none."""
 
+class Drafts:
+    """The guesses that came with the latest results. `usable`: not beside recurrent states, which cannot forget a
+    token."""
 
-def drafted(seqs: Iterable[LiveSequence], budget: int, draft: Drafter) -> list[TokenWork]:
-    """One token of each sequence that has room for it, and its drafts. Drafts take no room and no part of the `budget`
-    that another decode needs. Answers that must match a grammar get no drafts."""
-    ready = [seq for seq in seqs if len(seq.tokens) <= seq.hold.capacity]
-    left, work = budget - len(ready), []
-    for seq in ready:
-        most = min(left, seq.hold.capacity - len(seq.tokens), seq.request.max_tokens - seq.n_produced - 1)
-        drafts = draft(seq, most) if most > 0 and seq.request.sampling.grammar is None else ()
-        left -= len(drafts)
-        work.append(TokenWork(seq, seq.n_computed, 1 + len(drafts), True, drafts))
-    return work
+    def __init__(self, usable: bool) -> None:
+        self._usable = usable
+        self._kept: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
+
+    def keep(self, seq: LiveSequence, guesses: tuple[int, ...]) -> None:
+        """Keep guesses of what follows the tokens that the sequence has now."""
+        if self._usable and guesses:
+            self._kept[seq.id] = len(seq.tokens), guesses
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def decodes(self, seqs: Iterable[LiveSequence], budget: int) -> list[TokenWork]:
+        """One token of each sequence that has room for it, and its drafts. Drafts take no room and no part of the
+        `budget` that another decode needs. Answers that must match a grammar get no drafts."""
+        ready = [seq for seq in seqs if len(seq.tokens) <= seq.hold.capacity]
+        left, work = budget - len(ready), []
+        self._kept = {seq.id: self._kept[seq.id] for seq in ready if self._is_fresh(seq)}
+        for seq in ready:
+            most = min(left, seq.hold.capacity - len(seq.tokens), seq.request.max_tokens - seq.n_produced - 1)
+            drafts: tuple[int, ...] = ()
+            if most > 0 and seq.id in self._kept and seq.request.sampling.grammar is None:
+                drafts = self._kept[seq.id][1][:most]
+            left -= len(drafts)
+            work.append(TokenWork(seq, seq.n_computed, 1 + len(drafts), True, drafts))
+        return work
+
+    def _is_fresh(self, seq: LiveSequence) -> bool:
+        """Whether the guesses follow the sequence's last token; a step launched ahead may have overtaken them."""
+        return seq.id in self._kept and self._kept[seq.id][0] == len(seq.tokens)
 
 
 def verified(seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:
@@ -37,8 +58,8 @@ def verified(seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> 
         taken.append(token)
         if token != draft:
             return tuple(taken)
-        seq.tokens.append(token)
+        seq.extend((token,))
         if seq.finish_reason(token) is not None:
-            seq.tokens.pop()
+            seq.retract()
             return tuple(taken)
     return *taken, sampled[-1]

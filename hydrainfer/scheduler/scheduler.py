@@ -29,7 +29,7 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.scheduler.admission import Admission
-from hydrainfer.scheduler.drafts import Drafter, drafted, verified
+from hydrainfer.scheduler.drafts import Drafts, verified
 from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, decodes_ahead, rest_of
 from hydrainfer.scheduler.gap import Gap
 from hydrainfer.scheduler.gate import Gate
@@ -45,8 +45,8 @@ _IDLE = Turn()
 
 
 class Scheduler:
-    """Owns every `LiveSequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop. What
-    the instance does is asked of `duties`, which may change while it is idle."""
+    """Owns every `LiveSequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop.
+    `duties` may change while the instance is idle."""
 
     def __init__(
         self,
@@ -54,14 +54,13 @@ class Scheduler:
         caches: CacheSet,
         budgets: Budgets,
         policy: Policy | None = None,
-        draft: Drafter | None = None,
         landing: CacheSet | None = None,
     ) -> None:
         """`landing`: the caches in host memory."""
         self.duties = Duties(role)
         self.budgets = budgets
         self.policy = policy or Policy()
-        self.draft = draft if all(spec.paged for spec in caches.specs.values()) else None
+        self._drafts = Drafts(usable=all(spec.paged for spec in caches.specs.values()))
         self.room = SequenceRoom(caches, self.policy.headroom_tokens)
         self.encoding: dict[str, LiveSequence] = {}
         self.prefilling: dict[str, LiveSequence] = {}
@@ -92,13 +91,10 @@ class Scheduler:
         self.room.check_fits_empty(request, self._admission.visit(seq))
         self._n_added += 1
         self._live[seq.id] = seq
-        if request.keys and self._decodes_only() and self.room.recall(seq, (Stage.DECODE,)):
+        if request.keys and self.duties.only_continues and self.room.recall(seq, (Stage.DECODE,)):
             seq.go_to(Stage.PREFILL)  # it takes along what is kept here of the prompt
         self._wait(seq)
         return seq
-
-    def _decodes_only(self) -> bool:
-        return self.duties.runs(Stage.DECODE) and not self.duties.runs(Stage.PREFILL)
 
     def take_back(self, seq: LiveSequence, now: float) -> bool:
         """Restart a migrating sequence, without what was kept of it. Returns whether it starts here."""
@@ -255,19 +251,19 @@ class Scheduler:
                 seq.started = True
                 started.append(seq)
         self.n_batches += 1
-        n_drafts = 0 if self.draft is None else sum(len(item.drafts) for item in work[:n_decodes])
+        n_drafts = sum(len(item.drafts) for item in work[:n_decodes]) if self._drafts else 0
         batch = StepBatch(self.n_batches, lane, work, n, n_decodes, after_s, n_drafts)
         return Turn(batch, started, preempted, departed)
 
     def _fill_language(self, now: float, interrupts: bool, ahead: bool) -> tuple[list[TokenWork], int, int]:
         """The work, its number of tokens, and how many of its first items decode."""
-        budget, draft, decoding = self.budgets.tokens, self.draft, self.decoding.values()
+        budget, drafts, decoding = self.budgets.tokens, self._drafts, self.decoding.values()
         ready = decodes_ahead(decoding, self.room.grow) if ahead and not self._admission.places.short else None
         if not ahead:
-            ready = decodes(decoding) if draft is None else drafted(decoding, budget, draft)
+            ready = drafts.decodes(decoding, budget) if drafts else decodes(decoding)
         if ready is None:
             return [], 0, 0
-        n_ready = len(ready) if draft is None else sum(item.count for item in ready)
+        n_ready = sum(item.count for item in ready) if drafts else len(ready)
         together = self.policy.batching == "stage-level" and not self.gap.pauses_for_prompts(now)
         work, n = (ready[:], n_ready) if together else ([], 0)
         n_decodes = len(work)
@@ -381,6 +377,8 @@ class Scheduler:
                 self.gap.made(seq, len(tokens), now)
             said = tuple(logprobs[first + i] for i in range(len(tokens))) if first in logprobs else ()
             seq.tokens.append(token)
+            if place in result.drafts:
+                self._drafts.keep(seq, result.drafts[place])
             if n_computed + 1 < seq.n_most and token not in seq.ends and seq.plan[seq.cursor] is Stage.DECODE:
                 outcomes.append(Outcome(seq, tokens, said))  # nearly always
             else:

@@ -49,6 +49,13 @@ class Processes:
 
     rouse = restart
 
+    def add(self, plan):
+        self._plans[plan.name] = plan
+        self._spawn(plan.name)
+
+    def remove(self, name):
+        del self._plans[name]
+
     def close(self, timeout_s):
         self._closing.set()
         self._keeper.join()
@@ -69,7 +76,9 @@ class Processes:
             sentinels = {p.sentinel: name for name, p in self._processes.items()}
             for sentinel in wait(list(sentinels), timeout=0.05):
                 self._processes[sentinels[sentinel]].join()
-                if self.restarts and not self._closing.is_set():
+                if sentinels[sentinel] not in self._plans:
+                    del self._processes[sentinels[sentinel]]
+                elif self.restarts and not self._closing.is_set():
                     self._spawn(sentinels[sentinel])
             self._closing.wait(0.01)
 

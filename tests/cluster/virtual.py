@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, defaultdict
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -222,6 +223,13 @@ class Cluster:
         node.start(self.engines[name], {})
         self.wakes[wire.address] = self.now
 
+    def add(self, name, role):
+        """One more instance, which joins the layout."""
+        self.roles[name], self.incarnations[name] = role, 0
+        self.plans[name] = replace(next(iter(self.plans.values())), name=name, role=str(role))
+        self.side.census.add(name, role)
+        self.start(name)
+
     def ready(self, address, grammar):
         """Whether an instance has compiled a grammar. An encoder, which has no address here, need not."""
         return not address or self.now >= self.compiled_at.setdefault((address, grammar), self.now + self.compile_s)
@@ -363,6 +371,14 @@ class Cluster:
             for name in names:
                 self.wakes[self.wires[name].address] = self.now + self.nodes[name].turn()
                 self.engines[name].scheduler.check()
+                if self.nodes[name].closing:
+                    self.leave(name)
+
+    def leave(self, name):
+        """It has closed: its process ends, and the hub notices."""
+        assert self.engines[name].idle, name
+        self.caches[name].check(idle=True)
+        self.crash(name)
 
     @property
     def quiet(self):

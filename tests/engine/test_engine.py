@@ -1,6 +1,7 @@
 """The loop under a virtual clock: every request ends once, lanes overlap as asked, deadlines and failures are typed."""
 
 import os
+import random
 
 import pytest
 
@@ -10,7 +11,7 @@ from hydrainfer.engine.lanes import Lanes
 from hydrainfer.metrics import INTERVALS, Timelines
 from hydrainfer.scheduler import Budgets, Scheduler
 from tests.engine.rig import IdleRunner, Immediate, Rig, TimedTicket, threaded, wait_for
-from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
+from tests.scheduler.fakes import FakeDevice, Guess, expected_tokens, make_caches, make_request
 
 pytestmark = pytest.mark.unit
 
@@ -42,11 +43,13 @@ def test_no_step_is_launched_behind_decodes_that_wait_for_pictures(after_s, laun
     assert list(lanes.turns(lambda: False, lambda: (0, 1), lambda: False)) == launched
 
 
-def test_drafts_exclude_a_step_ahead():
-    """Such a step has none, and nearly every step would be one."""
-    s = Scheduler(Role.parse("EPD"), make_caches(), Budgets(), draft=lambda seq, most: ())
-    with pytest.raises(AssertionError, match="drafts"):
-        Engine(s, {}, lambda outputs: None, ahead=True)
+def test_drafts_that_a_step_ahead_has_overtaken_are_not_used():
+    rig = Rig("off", device=Guess(FakeDevice(), 1.0, random.Random(1)), engine={"ahead": True})
+    requests = [make_request(f"r{i}", max_tokens=9 + i) for i in range(3)]
+    for request in requests:
+        rig.engine.submit(request, 0.0)
+    rig.run()
+    assert all(rig.tokens(request.id) == expected_tokens(request) for request in requests)
 
 
 def overlapping(a, b):

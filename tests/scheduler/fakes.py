@@ -69,16 +69,28 @@ def _contents(request, tokens):
 
 
 class Guess:
-    """Drafts of up to five tokens, each of which is right with a probability."""
+    """A device whose results come with guesses of up to five tokens, each of which is right with a probability."""
 
-    def __init__(self, right, rng):
-        self.right, self.rng = right, rng
+    def __init__(self, device, right, rng):
+        self.device, self.right, self.rng = device, right, rng
 
-    def __call__(self, seq, most):
-        tokens = list(seq.tokens)
-        for _ in range(self.rng.randint(0, min(most, 5))):
+    def __getattr__(self, name):
+        return getattr(self.device, name)
+
+    def run(self, batch):
+        result, row = self.device.run(batch), 0
+        for place, item in enumerate(batch.work):
+            if isinstance(item, TokenWork) and item.sample:
+                sampled, row = result.tokens[row : row + 1 + len(item.drafts)], row + 1 + len(item.drafts)
+                n_right = next((i for i, (a, b) in enumerate(zip(item.drafts, sampled)) if a != b), len(item.drafts))
+                result.drafts[place] = self._after([*item.seq.tokens, *sampled[: n_right + 1]])
+        return result
+
+    def _after(self, tokens):
+        n = len(tokens)
+        for _ in range(self.rng.randint(0, 5)):
             tokens.append(_next_token(tokens) if self.rng.random() < self.right else 3)
-        return tuple(tokens[len(seq.tokens) :])
+        return tuple(tokens[n:])
 
 
 class FakeDevice:

@@ -16,8 +16,9 @@ pytestmark = pytest.mark.unit
 def outputs_of(requests, right, budget=64):
     """What an engine answers, and how many batches it took."""
     now, outputs, events, caches = [0.0], [], [], make_caches()
-    scheduler = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=budget), draft=Guess(right, random.Random(3)))
-    runners = {lane: TimedRunner(FakeDevice(), lambda: now[0], 1.0) for lane in Lane}
+    scheduler = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=budget))
+    device = Guess(FakeDevice(), right, random.Random(3))
+    runners = {lane: TimedRunner(device, lambda: now[0], 1.0) for lane in Lane}
     engine = Engine(scheduler, runners, outputs.extend, events.append)
     for request in requests:
         engine.submit(request, 0.0)

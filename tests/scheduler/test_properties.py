@@ -89,9 +89,10 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     sizes = {spec: n for spec, n in sizes.items() if n}
     caches = CacheSet(*(share_memory(sizes, Wishes()) if elastic else CacheSizes(sizes)))
     hosted = CacheSet({landing_of(spec): landing for spec in caches.specs.values() if landing and spec is not EMBED})
-    draft = None if drafts is None else Guess(drafts, rng)
-    s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, draft, hosted), []
-    device, got, ended, cancelled = FakeDevice(), {}, set(), set()
+    s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, hosted), []
+    got, ended, cancelled, device = {}, set(), set(), FakeDevice()
+    if drafts is not None:
+        device = Guess(device, drafts, rng)
     flying = {lane: [] for lane in Lane}  # batches, and which blocks their sequences held when they were launched
     todo = []
     for i, (n_text, pictures, max_tokens, arrives, cancel_at, sampling) in enumerate(specs):
