@@ -142,12 +142,8 @@ class RayLauncher:
         self._plans = [*self._plans, plan]
 
     def remove(self, name: str) -> None:
-        import ray
-
         self._plans = [plan for plan in self._plans if plan.name != name]
-        actor = self.actors.pop(name)
-        ended: Future = actor.finish.remote().future()
-        ended.add_done_callback(lambda _: ray.kill(actor, no_restart=True))
+        self._keeper.submit(self._dismiss, self.actors.pop(name))
 
     def close(self, timeout_s: float) -> None:
         if self._closing:
@@ -257,6 +253,13 @@ class RayLauncher:
         if self.session is not None:
             _wait_gone(pids)
             _forget_token()
+
+    def _dismiss(self, actor: Any) -> None:
+        """End an actor for good once its instance has closed."""
+        import ray
+
+        ray.wait([actor.finish.remote()], timeout=_GONE_S)
+        ray.kill(actor, no_restart=True)
 
     # ---- placement
 

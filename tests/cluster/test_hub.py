@@ -349,3 +349,10 @@ def whole(caches):
     except (AssertionError, RuntimeError):
         return False
     return True
+
+
+def test_instances_of_one_process_are_fixed(tmp_path):
+    with nothing_left(), rig("1EPD", tmp_path, World()) as r:
+        for change in (lambda: r.hub.add(r.hub._plans[0]), lambda: r.hub.remove("EPD0")):
+            with pytest.raises(ConfigError, match="cannot come and go: use --launcher ray"):
+                change()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -171,6 +172,27 @@ def test_a_rolling_restart_fails_no_request(cluster, tmp_path):
         assert [rig.tokens(r) for r in requests] == [rig.expected(r) for r in requests]
     assert max(map(len, away)) == 1, "one at a time"
     print(f"{len(requests)} requests meanwhile")
+
+
+def test_an_instance_comes_and_another_leaves_while_requests_run(cluster, tmp_path):
+    with Rig("1EPD", RayLauncher(partial(light, step_s=0.02)), tmp_path) as rig:
+        requests = [rig.submit(f"r{i}", max_tokens=40) for i in range(4)]
+        with pytest.raises(ConfigError, match="without EPD0, no instance could decode or encode or prefill"):
+            rig.hub.remove("EPD0")
+        rig.hub.add(replace(rig.hub._plans[0], name="EPD1"))
+        added_s = rig.wait(lambda: rig.info("EPD1").state == "alive", 20)
+        requests += [rig.submit(f"s{i}", max_tokens=40) for i in range(4)]
+        pid = rig.info("EPD0").pid
+        rig.hub.remove("EPD0")
+        requests += [rig.submit(f"t{i}", max_tokens=40) for i in range(4)]
+        assert [rig.tokens(r) for r in requests] == [rig.expected(r) for r in requests]
+        left_s = rig.wait(lambda: [i.name for i in rig.hub.instances()] == ["EPD1"], 15)
+        tokens, expected = rig.answer("after")
+        assert tokens == expected and rig.hub.lost() is None
+        wait_gone([pid], 10)
+        time.sleep(0.5)
+        assert len(actors_alive()) == 1, "it is not started again"
+    print(f"there after {added_s:.1f} s, gone {left_s:.1f} s after its last answer")
 
 
 def test_a_stage_whose_start_fails_is_tried_again_and_given_up_when_its_checkpoint_is_gone(cluster, tmp_path):

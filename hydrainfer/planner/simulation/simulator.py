@@ -109,8 +109,7 @@ class Simulator:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._n_events = 0
         self._due: list[tuple[float, int, ModelledNode]] = []
-        roles = {i.name: i.role for i in instances}
-        peers = [Peer(name, str(role), _INCARNATION, name) for name, role in roles.items()]
+        peers = [Peer(i.name, str(Role(i.role.stages)), _INCARNATION, i.name) for i in instances]
         self._roster = Roster()
         self._roster.update(peers)
         self._placer = Placer(self._roster, balancing)
