@@ -26,7 +26,7 @@ import msgspec
 from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import ROOT, write_result
-from hydrainfer.cache import CacheSpec, FullSpec, landing_of
+from hydrainfer.cache import CacheSpec, FullSpec
 from hydrainfer.core import CostModel, EventKind, LifecycleEvent, Role, Stage
 from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator, TraceRequest, as_requests
 from hydrainfer.scheduler import STEP_S, Budgets, Policy
@@ -74,7 +74,7 @@ def simulate(
     same: dict[str, Any] = {"cost": cost, "blocks": {kv: room}, "budgets": BUDGETS, "policy": policy}
     instances = [
         InstanceModel(name="P0", role=Role.parse("P"), **same),
-        InstanceModel(name="D0", role=Role.parse("D"), landing={landing_of(kv): host} if landing else {}, **same),
+        InstanceModel(name="D0", role=Role.parse("D"), host={kv: host} if landing else {}, **same),
     ]
     simulator = Simulator(instances, link, record=events.append)
     served = simulator.run(as_requests(requests))

@@ -17,17 +17,17 @@ from hydrainfer.assemble.sizes import (
     budgets_of,
     cache_sizes,
     dtype_of,
-    landing_sizes,
+    host_tier_sizes,
     no_memory,
     overlap_of,
     torch_device,
 )
-from hydrainfer.cache import CacheSet, CacheSizes, CacheSpec, tokens_in
+from hydrainfer.cache import DEVICE, HOST, CacheSet, CacheSizes, CacheSpec, tokens_in
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CostModel, Lane, OutputSink, PixelSource, Role, owner_of
-from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Runner, Shifts, Timing
+from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap, Runner, Timing
 from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import Model
@@ -43,10 +43,10 @@ from hydrainfer.storage import (
     BlockStore,
     Exports,
     LocalExports,
-    LocalTransport,
     Region,
     Routes,
     StorePuller,
+    between_tiers,
     needs_shared,
 )
 
@@ -114,12 +114,12 @@ def build_engine(
         model = load_for(config, described, role, dtype, sizing.n_threads, on_progress, pause)
     weight_bytes = 0 if model is None else model.weight_bytes
     sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share, weight_bytes)
-    landing = landing_sizes(config, described, role, dtype, sizing.n_context)
+    host = host_tier_sizes(config, described, role, dtype, sizing.n_context)
     stores, clear = _stores(sizes, device, shared=node is not None and needs_shared(config.transport, device))
-    hosted = _host_stores(landing, device)
+    hosted = _host_stores(host, device)
     settle(device)  # lanes and copies have their own streams, which do not wait for this one
     caches = CacheSet(*sizes, None if model is None else clear)
-    scheduler = _scheduler(config, role, caches, overlap, CacheSet(landing))
+    scheduler = _scheduler(config, role, caches, overlap, CacheSet(host))
     engines: list[Engine] = []  # the engine, once it exists: lanes already run before, to capture graphs
     runners: Mapping[Lane, Runner]
     computed: Facts = {}
@@ -143,7 +143,7 @@ def build_engine(
         moved=None if node is None else node.moved,
         give_up_after=float("inf") if node is None else _BROKEN_AFTER,  # a single instance is not restarted
         ready=(lambda _: True) if around.grammars is None else around.grammars.ready,
-        shifts=_shifts(scheduler, stores, hosted, around.wake) if hosted else None,
+        copies=_copies(scheduler, stores, hosted, around.wake) if hosted else None,
         ahead=settled.ahead,
     )
     engines.append(engine)
@@ -217,7 +217,7 @@ def _host_stores(sizes: dict[CacheSpec, int], device: torch.device) -> dict[str,
         raise no_memory(sizes) from None
 
 
-def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overlap, landing: CacheSet) -> Scheduler:
+def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overlap, host: CacheSet) -> Scheduler:
     policy = Policy(
         order=config.order,
         encode_gate=config.encode_gate,
@@ -225,7 +225,7 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overl
         headroom_tokens=config.headroom_tokens,
         batching=config.batching,
     )
-    return Scheduler(role, caches, budgets_of(config, overlap), policy, landing=landing)
+    return Scheduler(role, caches, budgets_of(config, overlap), policy, host=host)
 
 
 def _moves(
@@ -243,18 +243,16 @@ def _moves(
     exports = Exports(owner, stores, config.transport, host=host, secret=secret, local=local)
     copy_blocks = block_copier(device) if config.native_kernels else None
     routes = Routes(config.transport, device, secret=secret, local=local, copy_blocks=copy_blocks)
-    puller = StorePuller(stores | hosted, exports, routes, node.wake)
+    puller = StorePuller({DEVICE: stores, HOST: hosted}, exports, routes, node.wake)
     timing = Timing(patience_s=node.plan.pulse.patience_s)
     return Moves(node.name, node.incarnation, scheduler, node.placer, node, puller, timing)
 
 
-def _shifts(
+def _copies(
     scheduler: Scheduler, stores: dict[str, BlockStore], hosted: dict[str, BlockStore], wake: Callable[[], None]
-) -> Shifts:
-    """The copies between the caches of this instance and those in host memory."""
-    own, both = LocalExports(), stores | hosted
-    exports = Exports("host", both, "local", local=own)
-    return Shifts(scheduler, StorePuller(both, exports, LocalTransport(own), wake))
+) -> Copies:
+    """The copies between the tiers of this instance."""
+    return Copies(scheduler, *between_tiers({DEVICE: stores, HOST: hosted}, wake))
 
 
 def _gib_by_option(sizes: dict[CacheSpec, int]) -> Facts:

@@ -15,10 +15,10 @@ from hydrainfer.cache import (
     CacheSizes,
     CacheSpec,
     Wishes,
+    host_sizes,
     padded,
     share_memory,
     size_caches,
-    size_landing,
     too_small,
 )
 from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
@@ -179,7 +179,7 @@ def _check_given(given: Mapping[str, int], specs: Sequence[CacheSpec], wishes: W
             )
 
 
-def landing_sizes(
+def host_tier_sizes(
     config: ServeConfig, model: ModelConfig, role: Role, dtype: str, n_context: int
 ) -> dict[CacheSpec, int]:
     """The number of blocks of each cache in host memory of an instance; empty if it does not decode or the option is 0.
@@ -191,7 +191,7 @@ def landing_sizes(
     n_bytes = int(config.landing_gib * GIB)
     if n_bytes > memory_bytes():
         raise ConfigError(f"--landing-gib {config.landing_gib:g} is more than this machine has", param="landing_gib")
-    sizes = size_landing(_specs_in_blocks(config, model, role, dtype), Wishes(n_longest=n_context), n_bytes)
+    sizes = host_sizes(_specs_in_blocks(config, model, role, dtype), Wishes(n_longest=n_context), n_bytes)
     if not sizes:
         raise ConfigError(
             f"--landing-gib {config.landing_gib:g} is less than one block of each cache", param="landing_gib"

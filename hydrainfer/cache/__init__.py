@@ -6,15 +6,17 @@ kind of state is a subclass of `CacheSpec`.
 
 from hydrainfer.cache.arena import CacheSizes, Split, padded, share_memory
 from hydrainfer.cache.kinds import EmbedSpec, FullSpec, WindowSpec, specs_of
-from hydrainfer.cache.landing import counterpart, landing_of, origin_of, size_landing
 from hydrainfer.cache.leases import CacheSet, Hit, Lease
 from hydrainfer.cache.pool import BlockPool, SlidingPool
 from hydrainfer.cache.sizing import size_caches, tokens_in, too_small
 from hydrainfer.cache.spec import DTYPE_BYTES, TOKENS_PER_RUNNING, CacheSpec, Found, Part, Scan, Wishes, for_stage
 from hydrainfer.cache.state import StateLayout, StateSpec
+from hydrainfer.cache.tiers import DEVICE, HOST, Pulls, host_sizes
 
 __all__ = [
+    "DEVICE",
     "DTYPE_BYTES",
+    "HOST",
     "TOKENS_PER_RUNNING",
     "BlockPool",
     "CacheSet",
@@ -26,6 +28,7 @@ __all__ = [
     "Hit",
     "Lease",
     "Part",
+    "Pulls",
     "Scan",
     "SlidingPool",
     "Split",
@@ -33,14 +36,11 @@ __all__ = [
     "StateSpec",
     "WindowSpec",
     "Wishes",
-    "counterpart",
     "for_stage",
-    "landing_of",
-    "origin_of",
+    "host_sizes",
     "padded",
     "share_memory",
     "size_caches",
-    "size_landing",
     "specs_of",
     "tokens_in",
     "too_small",

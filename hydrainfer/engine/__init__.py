@@ -3,15 +3,16 @@
 Called by the server and offline API through `EngineHandle`. Sees tensors only through `ports.Runner`; never blocks.
 """
 
+from hydrainfer.engine.copies import Copies
 from hydrainfer.engine.engine import Engine, EventSink
 from hydrainfer.engine.lanes import Overlap
 from hydrainfer.engine.migration import Timing
 from hydrainfer.engine.moves import Moves
 from hydrainfer.engine.ports import CopyTicket, EngineHandle, PeerLink, Placement, Puller, Runner, Ticket
-from hydrainfer.engine.shifts import Shifts
 from hydrainfer.engine.thread import EngineThread
 
 __all__ = [
+    "Copies",
     "CopyTicket",
     "Engine",
     "EngineHandle",
@@ -23,7 +24,6 @@ __all__ = [
     "Placement",
     "Puller",
     "Runner",
-    "Shifts",
     "Ticket",
     "Timing",
 ]

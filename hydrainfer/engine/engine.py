@@ -34,11 +34,11 @@ from hydrainfer.core import (
     StepResult,
 )
 from hydrainfer.engine.compiling import LOOK_S, Compiling
+from hydrainfer.engine.copies import Copies
 from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.lanes import Lanes, Overlap
 from hydrainfer.engine.moves import Arrived, Left, Moves, Pulled, Returned, Stranded
 from hydrainfer.engine.ports import Runner
-from hydrainfer.engine.shifts import Shifts
 from hydrainfer.scheduler import Outcome, Scheduler, backlog
 
 EventSink = Callable[[LifecycleEvent], None]
@@ -51,7 +51,7 @@ class Engine:
     gets the outputs of each step, `record`, if given, every lifecycle event. `moves`: moves requests between instances,
     if there are several. `moved(request id, instance, hops)` is told the new owner of a request that came or went.
     `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a whole. `ready`
-    says whether a grammar that is to be followed here is compiled, which it begins otherwise. `shifts`: the copies to
+    says whether a grammar that is to be followed here is compiled, which it begins otherwise. `copies`: the copies to
     host memory and back, if there are caches there."""
 
     def __init__(
@@ -65,14 +65,14 @@ class Engine:
         moved: Callable[[str, str, int], None] | None = None,
         give_up_after: float = float("inf"),
         ready: Callable[[Grammar], bool] = lambda _: True,
-        shifts: Shifts | None = None,
+        copies: Copies | None = None,
         *,
         ahead: bool = False,
     ) -> None:
         self._compiling = Compiling(ready)
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
-        self.moves, self._shifts = moves, shifts
+        self.moves, self._copies = moves, copies
         self.lanes = Lanes(runners, overlap, ahead=ahead)
         self._sink = sink
         self._record = record
@@ -192,16 +192,16 @@ class Engine:
             self._commit(self.scheduler.apply(result, now), now)
         if self._compiling:
             self._compiled(now)
-        moves, shifts = self.moves, self._shifts
-        for seq in shifts.turn(now) if shifts is not None else ():  # before offers: parked requests go first
+        moves, copies = self.moves, self._copies
+        for seq in copies.turn(now) if copies is not None else ():  # before offers: parked requests go first
             self._queued(seq, now)
         if moves is not None:
             self._move(moves, now)
         if self._deadlines:
             self._expire(now)
         self._launch(now)
-        if shifts is not None:
-            shifts.begin(now)  # for requests that landed, or were preempted, in this turn
+        if copies is not None:
+            copies.begin(now)  # for requests that landed, or were preempted, in this turn
         if moves is not None:
             moves.place(now)
         self._flush()
@@ -321,8 +321,8 @@ class Engine:
                 wake_at = gate
         if self.moves is not None:
             wake_at = min(wake_at, self.moves.wake_at())
-        if self._shifts is not None:
-            wake_at = min(wake_at, self._shifts.wake_at())
+        if self._copies is not None:
+            wake_at = min(wake_at, self._copies.wake_at())
         if self._compiling:
             wake_at = min(wake_at, now + LOOK_S)
         return wake_at if wake_at < _NEVER else None
@@ -349,7 +349,7 @@ class Engine:
     @property
     def still(self) -> bool:
         """Whether no lane is executing and no copy is running: threads can end."""
-        return not (self.lanes.in_flight or any(m is not None and m.copying for m in (self.moves, self._shifts)))
+        return not (self.lanes.in_flight or any(m is not None and m.copying for m in (self.moves, self._copies)))
 
     def news(self) -> Cached | None:
         """The prefixes that came and went since the last call; the first call begins the record."""
@@ -371,7 +371,7 @@ class Engine:
             n_encoding=len(s.encoding),
             n_prefilling=len(s.prefilling),
             n_decoding=len(s.decoding),
-            cache_blocks=caches.usage() | s.parking.caches.usage(),
+            cache_blocks=caches.usage() | {f"landing_{spec}": n for spec, n in s.parking.caches.usage().items()},
             pictures_found=s.room.n_pictures_found,
             pictures_wanted=s.room.n_pictures_wanted,
             tokens_found=s.room.n_tokens_found,
@@ -398,8 +398,8 @@ class Engine:
     def close(self) -> None:
         if self.moves is not None:
             self.moves.shut()
-        if self._shifts is not None:
-            self._shifts.close()
+        if self._copies is not None:
+            self._copies.close()
         self.lanes.close()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hydrainfer.cache import Lease, origin_of
+from hydrainfer.cache import Lease, Pulls
 from hydrainfer.core import (
     Admit,
     ErrorInfo,
@@ -397,18 +397,16 @@ class Moves:
         self._do(self._target.reject(handoff.key, error), now)
         self._scheduler.forget_blocked(handoff.request.id)
 
-    def _begin(
-        self, handoff: Handoff, pulls: dict[str, tuple[list[int], list[int]]], brought: set[bytes], now: float
-    ) -> None:
+    def _begin(self, handoff: Handoff, pulls: Pulls, brought: set[bytes], now: float) -> None:
         key = handoff.key
         self._do(self._target.admit(key), now)
         if not pulls:
             self._do(self._target.pulled(key, True, now), now)
             return
         self._being_pulled.update(dict.fromkeys(brought, key))
-        for spec, (_, into) in pulls.items():
-            self.blocks_pulled[origin_of(spec)] += len(into)
-        copy = self._copies[key] = self._puller.pull({spec: handoff.exports[origin_of(spec)] for spec in pulls}, pulls)
+        for spec, (_, into) in pulls.blocks.items():
+            self.blocks_pulled[spec] += len(into)
+        copy = self._copies[key] = self._puller.pull({spec: handoff.exports[spec] for spec in pulls.blocks}, pulls)
         self._copied[key] = handoff.source, now, self._scheduler.room.tokens_of(pulls)
         self._copies_at = min(self._copies_at, _done_at(copy))
 

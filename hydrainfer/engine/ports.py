@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from hydrainfer.cache import Pulls
 from hydrainfer.core import (
     ExportHandle,
     InstanceInfo,
@@ -15,7 +16,6 @@ from hydrainfer.core import (
     StepBatch,
     StepResult,
 )
-from hydrainfer.scheduler import Pulls
 
 
 class Ticket(Protocol):

@@ -8,7 +8,6 @@ from hydrainfer.scheduler.order import rank_s
 from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.policy import ENOUGH_S, RUNNING, STEP_S, Budgets, Policy
-from hydrainfer.scheduler.room import Pulls
 from hydrainfer.scheduler.scheduler import Scheduler
 from hydrainfer.scheduler.skip import skip
 
@@ -19,7 +18,6 @@ __all__ = [
     "Budgets",
     "Outcome",
     "Policy",
-    "Pulls",
     "Scheduler",
     "Shift",
     "Turn",

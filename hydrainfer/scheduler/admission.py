@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from hydrainfer.cache import Hit
+from hydrainfer.cache import DEVICE, Hit, Pulls
 from hydrainfer.core import Duties, Handoff, InvalidRequest, LiveSequence, Stage
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Rank
 from hydrainfer.scheduler.parking import Parking
 from hydrainfer.scheduler.places import Places
 from hydrainfer.scheduler.policy import Budgets, Policy
-from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
+from hydrainfer.scheduler.room import SequenceRoom, Visit
 from hydrainfer.scheduler.waiting import Waiting
 
 _MOST_PASSED = 64  # requests with pictures: each is looked at in every step
@@ -207,7 +207,7 @@ class Admission:
             if not self._may_pass(seq):
                 return None
             self.arriving[seq.id] = seq
-            return {}
+            return Pulls(DEVICE, {})
         hit = self._reserve(seq)
         if hit is not None:
             pulls: Pulls | None = self._room.pulls(seq, handoff.blocks, handoff.n_computed, hit)

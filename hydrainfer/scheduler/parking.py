@@ -12,28 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from hydrainfer.cache import CacheSet, CacheSpec, Hit, Lease, counterpart, origin_of
+from hydrainfer.cache import DEVICE, HOST, CacheSet, CacheSpec, Hit, Lease, Pulls
 from hydrainfer.core import Handoff, LiveSequence, Load, Stage
 from hydrainfer.scheduler.pace import Pace
-from hydrainfer.scheduler.room import Pulls, SequenceRoom
+from hydrainfer.scheduler.room import SequenceRoom
 
 _BYTE_S = 1e-10  # of a copy between device and host, until one is measured
 _NEWEST = 0.2  # weight of the newest measurement
 
 
 class Shift(NamedTuple):
-    """A copy of all that a sequence needs from the device's caches to those in host memory or, if it `enters`, back.
-    `pulls`: by the cache that is written."""
+    """A copy of all that a sequence needs from the tier `source` of this instance to another."""
 
     seq: LiveSequence
-    enters: bool
+    source: str
     pulls: Pulls
     n_bytes: int
 
 
 class Parking:
-    """The sequences parked in host memory. `caches`: those in host memory (`cache.landing_of`), if any. `decoding`: the
-    decoding sequences by id, which parked ones enter. `restart(seq, now)` makes a sequence be computed again."""
+    """The sequences parked in host memory. `caches`: those of the host tier, if any. `decoding`: the decoding sequences
+    by id, which parked ones enter. `restart(seq, now)` makes a sequence be computed again."""
 
     def __init__(
         self,
@@ -82,13 +81,13 @@ class Parking:
             return False
         self._room.settle(seq)
         self.leaving[seq.id] = seq
-        self._shift(Shift(seq, False, self._into(seq, self._room.offered(seq)), n_bytes))
+        self._shift(Shift(seq, DEVICE, self._into(seq, self._room.offered(seq)), n_bytes))
         return True
 
     def _into(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]]) -> Pulls:
         """The copies of `blocks` into the host memory of a sequence."""
         held = self._leases[seq.id].blocks
-        return {name: (list(blocks[origin_of(name)]), ids) for name, ids in held.items() if ids}
+        return Pulls(HOST, {spec: (list(blocks[spec]), ids) for spec, ids in held.items() if ids})
 
     def _reserve(self, seq: LiveSequence) -> bool:
         need = {spec.name: spec.moved(seq.request, seq.n_computed) for spec in self._specs_of(seq)}
@@ -109,12 +108,11 @@ class Parking:
     def enter(self, seq: LiveSequence, hit: Hit) -> None:
         """Bring a parked sequence back to the room reserved for it on the device. Blocks in `hit` need not be
         copied."""
-        held = {origin_of(name): ids for name, ids in self._leases[seq.id].blocks.items()}
-        pulls = self._room.pulls(seq, held, seq.n_computed, hit)
+        pulls = self._room.pulls(seq, self._leases[seq.id].blocks, seq.n_computed, hit)
         self._room.remap(seq)
         self.entering[seq.id] = self.parked.pop(seq.id)
-        sizes = {name: self.caches.specs[counterpart(name)].block_bytes for name in pulls}
-        self._shift(Shift(seq, True, pulls, sum(len(ids) * sizes[name] for name, (ids, _) in pulls.items())))
+        n_bytes = sum(len(ids) * self.caches.specs[spec].block_bytes for spec, (_, ids) in pulls.blocks.items())
+        self._shift(Shift(seq, HOST, pulls, n_bytes))
 
     def _shift(self, shift: Shift) -> None:
         shift.seq.pin()  # its blocks stay until the copy is over, even if it is cancelled
@@ -128,7 +126,7 @@ class Parking:
     def done(self, shift: Shift, seconds: float | None, now: float) -> bool:
         """Note that a copy ended after `seconds`, or failed if that is None. Returns whether its sequence is computed
         again."""
-        seq, enters = shift.seq, shift.enters
+        seq, enters = shift.seq, shift.source == HOST
         seq.unpin()
         self.entering.pop(seq.id, None)
         self.leaving.pop(seq.id, None)

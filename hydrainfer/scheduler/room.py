@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from hydrainfer.cache import CacheSet, CacheSpec, Found, Hit, Lease, origin_of
+from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Found, Hit, Lease, Pulls
 from hydrainfer.core import Handoff, LiveSequence, Request, Stage
 
 Visit = tuple[Stage, ...]
 """The steps of a request that follow each other at one instance."""
-Pulls = dict[str, tuple[list[int], list[int]]]
-"""Per spec: the source's blocks and, in the same order, the target's blocks that they are copied to."""
 
 
 class SequenceRoom:
@@ -279,7 +277,7 @@ class SequenceRoom:
     def pulls(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]], n_computed: int, hit: Hit) -> Pulls:
         """The copies from `blocks`, which hold by spec what the sequence needs of `n_computed` tokens, into those just
         reserved. Blocks that the cache already has are left out, and none is copied twice."""
-        pulls: Pulls = {}
+        pulls = Pulls(DEVICE, {})
         for spec in self._held(seq):
             source = blocks.get(spec.name)
             if source is None:
@@ -293,12 +291,12 @@ class SequenceRoom:
                 if i >= first and (i >= len(found) or found[i] is None)
             }
             if pairs:
-                pulls[spec.name] = (list(pairs.values()), list(pairs))
+                pulls.blocks[spec.name] = (list(pairs.values()), list(pairs))
         return pulls
 
     def tokens_of(self, pulls: Pulls) -> int:
         """The number of tokens whose KV is copied."""
-        copied = {origin_of(name): len(ids) for name, (ids, _) in pulls.items()}
+        copied = {spec: len(ids) for spec, (ids, _) in pulls.blocks.items()}
         return max((copied[s] * self.caches.specs[s].block_tokens for s in self._chains if s in copied), default=0)
 
     def recall(self, seq: LiveSequence, visit: Visit) -> bool:

@@ -13,7 +13,7 @@ A vision batch is filled likewise, within the image budget, while the encode gat
 
 from __future__ import annotations
 
-from hydrainfer.cache import CacheSet, Lease
+from hydrainfer.cache import CacheSet, Lease, Pulls
 from hydrainfer.core import (
     Duties,
     EncodeWork,
@@ -39,7 +39,7 @@ from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.parking import Parking
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.preemption import Preemption
-from hydrainfer.scheduler.room import Pulls, SequenceRoom
+from hydrainfer.scheduler.room import SequenceRoom
 
 _IDLE = Turn()
 
@@ -54,9 +54,9 @@ class Scheduler:
         caches: CacheSet,
         budgets: Budgets,
         policy: Policy | None = None,
-        landing: CacheSet | None = None,
+        host: CacheSet | None = None,
     ) -> None:
-        """`landing`: the caches in host memory."""
+        """`host`: the caches of the host tier."""
         self.duties = Duties(role)
         self.budgets = budgets
         self.policy = policy or Policy()
@@ -70,7 +70,7 @@ class Scheduler:
         self._live: dict[str, LiveSequence] = {}
         self._order = Order(self.duties, self.policy)
         self.fair, running = self._order.fair, (self._running, self._live)
-        self.parking = Parking(landing, self.room, self.decoding, self._order.pace, self._restart)
+        self.parking = Parking(host, self.room, self.decoding, self._order.pace, self._restart)
         self._admission = Admission(self.duties, self.room, budgets, self.policy, *running, self.fair, self.parking)
         self.waiting, self.arriving = self._admission.waiting, self._admission.arriving
         places = self._admission.places

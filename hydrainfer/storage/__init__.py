@@ -7,7 +7,7 @@ block; `cache` does.
 from hydrainfer.storage.exports import Exports, Routes
 from hydrainfer.storage.local import LocalTransport
 from hydrainfer.storage.places import WAYS, check_between, check_transport, check_within, needs_shared
-from hydrainfer.storage.puller import StorePuller
+from hydrainfer.storage.puller import StorePuller, between_tiers
 from hydrainfer.storage.store import BlockStore, Region
 from hydrainfer.storage.transport import LocalExports, TransportError, Unreachable
 from hydrainfer.storage.way import Way
@@ -24,6 +24,7 @@ __all__ = [
     "TransportError",
     "Unreachable",
     "Way",
+    "between_tiers",
     "check_between",
     "check_transport",
     "check_within",

@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 import torch
 
+from hydrainfer.cache import DEVICE, Pulls
 from hydrainfer.core import ExportHandle
 from hydrainfer.storage.exports import Exports
+from hydrainfer.storage.local import LocalTransport
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import Transport, TransportError, Unreachable, compute_alone
+from hydrainfer.storage.transport import LocalExports, Transport, TransportError, Unreachable, compute_alone
 
 _log = logging.getLogger(__name__)
+Tiers = Mapping[str, Mapping[str, BlockStore]]
 
 
 class Copy:
@@ -36,40 +39,41 @@ class Copy:
 
 class _PullJob(NamedTuple):
     sources: dict[str, ExportHandle]
-    pulls: dict[str, tuple[list[int], list[int]]]
+    pulls: Pulls
     copy: Copy
 
 
 class StorePuller:
-    """An `engine.ports.PeerPuller` with a thread per peer, so that a hanging peer delays no other. It calls `wake()`
-    after each copy. `close` also closes `exports` and `transport`."""
+    """An `engine.ports.PeerPuller` with a thread per peer, so that a hanging peer delays no other. `tiers`: the stores
+    of each tier that copies go to, by cache. It calls `wake()` after each copy. `close` also closes `exports` and
+    `transport`."""
 
     def __init__(
         self,
-        stores: Mapping[str, BlockStore],
+        tiers: Tiers,
         exports: Exports,
         transport: Transport,
         wake: Callable[[], None],
     ) -> None:
         self.exports = exports.handles
         self._offers = exports
-        self._stores, self._transport, self._wake = stores, transport, wake
+        self._tiers, self._transport, self._wake = tiers, transport, wake
         self._peers: dict[str, _PeerThread] = {}
         self._gone: set[str] = set()
         self._ending: list[_PeerThread] = []
         self._closed = False
 
-    def pull(self, sources: dict[str, ExportHandle], pulls: dict[str, tuple[list[int], list[int]]]) -> Copy:
+    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> Copy:
         """Start a copy from one peer. The copy fails if `sources` have several owners, which a faulty peer might
         offer."""
-        owner, *others = {sources[spec].owner for spec in pulls}
+        owner, *others = {sources[spec].owner for spec in pulls.blocks}
         copy = Copy()
         if self._closed or others or owner in self._gone:
             copy.done = False
             self._wake()
             return copy
         if owner not in self._peers:
-            self._peers[owner] = _PeerThread(owner, self._stores, self._transport, self._wake)
+            self._peers[owner] = _PeerThread(owner, self._tiers, self._transport, self._wake)
         self._peers[owner].put(_PullJob(sources, pulls, copy))
         return copy
 
@@ -100,10 +104,8 @@ class StorePuller:
 class _PeerThread:
     """The thread that copies from one peer."""
 
-    def __init__(
-        self, owner: str, stores: Mapping[str, BlockStore], transport: Transport, wake: Callable[[], None]
-    ) -> None:
-        self._owner, self._stores, self._transport, self._wake = owner, stores, transport, wake
+    def __init__(self, owner: str, tiers: Tiers, transport: Transport, wake: Callable[[], None]) -> None:
+        self._owner, self._tiers, self._transport, self._wake = owner, tiers, transport, wake
         self._queue: SimpleQueue[_PullJob | None] = SimpleQueue()
         self._ending = False
         self._thread = threading.Thread(target=self._loop, name=f"hydrainfer-pull-{owner}", daemon=True)
@@ -127,7 +129,7 @@ class _PeerThread:
 
     def _loop(self) -> None:
         compute_alone()
-        device = next((s.device for s in self._stores.values()), torch.device("cpu"))
+        device = next((s.device for s in self._tiers[DEVICE].values()), torch.device("cpu"))
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.inference_mode(), torch.cuda.stream(stream):
             while (pull := self._queue.get()) is not None:
@@ -137,8 +139,9 @@ class _PeerThread:
 
     def _copied(self, pull: _PullJob) -> bool:
         try:
-            for spec, (source_ids, ids) in pull.pulls.items():
-                self._transport.copy(pull.sources[spec], source_ids, self._stores[spec], ids)
+            stores = self._tiers[pull.pulls.tier]
+            for spec, (source_ids, ids) in pull.pulls.blocks.items():
+                self._transport.copy(pull.sources[spec], source_ids, stores[spec], ids)
         except TransportError as e:
             pull.copy.cut = isinstance(e, Unreachable)
             _log.warning("no blocks from %s: %s", self._owner, e)
@@ -147,3 +150,12 @@ class _PeerThread:
         else:
             return True
         return False
+
+
+def between_tiers(tiers: Tiers, wake: Callable[[], None]) -> tuple[StorePuller, dict[str, dict[str, ExportHandle]]]:
+    """A puller between the tiers of this instance, and the handles by which it reads each of them."""
+    own = LocalExports()
+    stores = {f"{tier}/{spec}": store for tier, held in tiers.items() for spec, store in held.items()}
+    exports = Exports("tiers", stores, "local", local=own)
+    handles = {tier: {spec: exports.handles[f"{tier}/{spec}"] for spec in held} for tier, held in tiers.items()}
+    return StorePuller(tiers, exports, LocalTransport(own), wake), handles

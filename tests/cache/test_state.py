@@ -23,7 +23,7 @@ def serve(scheduler, device, request):
         batch = scheduler.next(0.0, Lane.LANGUAGE).batch
         (work,) = batch.work
         if work.seq.stage is Stage.DECODE:
-            most = max(most, len(work.seq.blocks[STATE.name]))
+            most = max(most, len(work.seq.hold.blocks[STATE.name]))
         else:
             chunks.append(work.count)
         said += [t for o in scheduler.apply(device.run(batch), 0.0) for t in o.tokens]

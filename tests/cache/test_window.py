@@ -10,9 +10,8 @@ from hydrainfer.cache import (
     SlidingPool,
     WindowSpec,
     Wishes,
-    origin_of,
+    host_sizes,
     size_caches,
-    size_landing,
     tokens_in,
     too_small,
 )
@@ -37,8 +36,8 @@ def held_while_decoding(spec, n_prompt, n_new, tokens, salt=None):
         batch = scheduler.next(0.0, Lane.LANGUAGE).batch
         seq = batch.work[0].seq
         if seq.stage is Stage.DECODE:
-            most = max(most, len(seq.blocks[spec.name]))
-        assert len(seq.blocks[spec.name]) <= spec.most(spec.ahead)
+            most = max(most, len(seq.hold.blocks[spec.name]))
+        assert len(seq.hold.blocks[spec.name]) <= spec.most(spec.ahead)
         said += [token for o in scheduler.apply(device.run(batch), 0.0) for token in o.tokens]
     assert said == expected_tokens(request)
     caches.check(idle=True)
@@ -107,8 +106,8 @@ def test_caches_of_both_kinds_are_full_at_the_same_time():
     assert sum(spec.block_bytes * n for spec, n in given.items()) == pytest.approx(8 << 30, rel=1e-3)
     tiny = size_caches([full, window], wishes, 0.0, {"kv_cache_gib": 20 << 20})
     assert too_small(tiny, wishes)
-    hosted = size_landing([full, window], wishes, 8 << 30)
-    n_hosted = {origin_of(spec.name): n / spec.held_by(8192) for spec, n in hosted.items()}
+    hosted = host_sizes([full, window], wishes, 8 << 30)
+    n_hosted = {spec.name: n / spec.held_by(8192) for spec, n in hosted.items()}
     assert n_hosted[full.name] == pytest.approx(n_hosted[window.name], rel=0.01)
     assert sum(spec.block_bytes * n for spec, n in hosted.items()) == pytest.approx(8 << 30, rel=1e-3)
-    assert not size_landing([full, window], wishes, 1 << 20)
+    assert not host_sizes([full, window], wishes, 1 << 20)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec, landing_of
+from hydrainfer.cache import DEVICE, HOST, CacheSet, EmbedSpec, FullSpec
 from hydrainfer.cluster import Hub, Mesh, NodePlan, PixelClient, Pulse, ServerSide
 from hydrainfer.config import read_layout
 from hydrainfer.core import CostModel, Role, Stage, owner_of
-from hydrainfer.engine import Engine, Moves, Shifts, Timing
+from hydrainfer.engine import Copies, Engine, Moves, Timing
 from hydrainfer.machine import host_identity
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport, Routes, StorePuller
+from hydrainfer.storage import BlockStore, Exports, Routes, StorePuller, between_tiers
 from tests.cluster.faults import Faults, inject
 from tests.cluster.processes import Processes, alive, memories
 from tests.scheduler.fakes import make_request
@@ -40,11 +40,11 @@ def engine_parts(role, clock, pixels, shared, max_running=64, kv_blocks=512, hea
     if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
         sizes[KV] = kv_blocks
     stores = {spec.name: BlockStore(spec, n, shared=shared) for spec, n in sizes.items()}
-    landing = {landing_of(KV): 128} if role.runs(Stage.DECODE) else {}
-    hosted = {spec.name: BlockStore(spec, n) for spec, n in landing.items()}
+    host = {KV: 128} if role.runs(Stage.DECODE) else {}
+    hosted = {spec.name: BlockStore(spec, n) for spec, n in host.items()}
     device = EmulatedDevice(COST, clock, stores, SPOKEN, pixels)
     budgets, policy = Budgets(tokens=64, images=2, running=max_running), Policy(headroom_tokens=headroom)
-    scheduler = Scheduler(role, CacheSet(sizes), budgets, policy, landing=CacheSet(landing))
+    scheduler = Scheduler(role, CacheSet(sizes), budgets, policy, host=CacheSet(host))
     return scheduler, {lane: EmulatedRunner(device, lane) for lane in role.lanes}, stores, hosted
 
 
@@ -56,14 +56,11 @@ def emulated(folder, few, plan):
         role = Role.parse(plan.role)
         scheduler, runners, stores, hosted = engine_parts(role, node.clock, pixels, shared=True, **few)
         exports = Exports(owner_of(node.name, node.incarnation), stores, "shared-memory")
-        puller = StorePuller(stores | hosted, exports, Routes("shared-memory"), node.wake)
+        puller = StorePuller({DEVICE: stores, HOST: hosted}, exports, Routes("shared-memory"), node.wake)
         timing = TIMING._replace(patience_s=plan.pulse.patience_s)
         moves = Moves(node.name, node.incarnation, scheduler, node.placer, node, puller, timing)
-        shifts, local = None, LocalExports()
-        if hosted:
-            both = Exports("host", stores | hosted, "local", local=local)
-            shifts = Shifts(scheduler, StorePuller(stores | hosted, both, LocalTransport(local), node.wake))
-        engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved, shifts=shifts)
+        copies = Copies(scheduler, *between_tiers({DEVICE: stores, HOST: hosted}, node.wake)) if hosted else None
+        engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved, copies=copies)
         inject(node, engine, Faults(folder, plan.name))
         last = Path(folder) / f"{plan.name}.leased"
         node.at_end += [pixels.close, lambda: last.write_text(str(leased(engine.stats(node.clock()))))]

@@ -72,7 +72,7 @@ class CopyNow:
 
     def pull(self, sources, pulls):
         mine = self.world.devices[self.owner]
-        for spec, (source_ids, ids) in pulls.items():
+        for spec, (source_ids, ids) in pulls.blocks.items():
             theirs = self.world.devices[sources[spec].owner]
             for a, b in zip(source_ids, ids, strict=True):
                 if spec == "embed":

@@ -12,11 +12,11 @@ from functools import partial
 
 import msgspec
 
-from hydrainfer.cache import CacheSet, counterpart, landing_of, origin_of
+from hydrainfer.cache import DEVICE, HOST, CacheSet
 from hydrainfer.cluster import Node, NodePlan, Placer, Pulse, Roster, ServerSide
 from hydrainfer.cluster.messages import decode_to_hub, encode
 from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
-from hydrainfer.engine import Engine, Moves, Shifts, Timing
+from hydrainfer.engine import Copies, Engine, Moves, Timing
 from hydrainfer.machine import host_identity
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.engine.rig import TimedRunner
@@ -51,15 +51,15 @@ class FakePuller:
         self.n_blocks = Counter()
 
     @staticmethod
-    def origin(name):
-        """The cache of a peer that is copied into the cache `name` here."""
-        return origin_of(name)
+    def source_of(pulls):
+        """The tier of a peer that is copied from."""
+        return DEVICE
 
     def pull(self, sources, pulls):
         rng, now = self.cluster.rng, self.cluster.now
         mine = self.cluster.memory[self.me]
         end = now + rng.uniform(0.0, self.cluster.copy_s)
-        (owner,) = {sources[spec].owner for spec in pulls}
+        (owner,) = {sources[spec].owner for spec in pulls.blocks}
         if self.cluster.apart(self.me, owner):
             return FakeCopy(now + HANDSHAKE_S, False, cut=True)
         if self.cluster.chaos and rng.random() < 0.1:
@@ -68,15 +68,15 @@ class FakePuller:
         ticket = FakeCopy(end, True)
 
         def copy():
-            offers = {sources[spec].offer for spec in pulls} - {""}
+            offers = {sources[spec].offer for spec in pulls.blocks} - {""}
             if self.cluster.apart(self.me, owner) or not offers <= self.cluster.offers[owner]:
                 ticket.ok = False  # the connection broke, or the read was refused
                 return
-            for spec, (source_ids, ids) in pulls.items():
+            for spec, (source_ids, ids) in pulls.blocks.items():
                 theirs = self.cluster.memory[sources[spec].owner]
                 self.n_blocks[spec] += len(ids)
                 for a, b in zip(source_ids, ids, strict=True):
-                    mine.copy(spec, theirs, self.origin(spec), a, b)
+                    mine.copy(spec, pulls.tier, theirs, self.source_of(pulls), a, b)
 
         self.cluster.at(end, copy)
         return ticket
@@ -102,11 +102,9 @@ class FakePuller:
 class HostPuller(FakePuller):
     """The same between an instance's device and its host."""
 
-    def __init__(self, name, incarnation, cluster):
-        super().__init__(name, incarnation, cluster)
-        self.exports |= {counterpart(spec): ExportHandle(self.me) for spec in self.exports}
-
-    origin = staticmethod(counterpart)
+    @staticmethod
+    def source_of(pulls):
+        return DEVICE if pulls.tier == HOST else HOST
 
 
 class CheckedDevice(FakeDevice):
@@ -207,8 +205,8 @@ class Cluster:
         policy = Policy(encode_wait_s=2.0, headroom_tokens=self.headroom, shared_tokens=8)
         budgets = Budgets(tokens=self.tokens_budget, images=2, running=6)
         decodes = [spec for spec in sizes if role.runs(Stage.DECODE) and Stage.DECODE in spec.stages]
-        hosted = CacheSet({landing_of(spec): self.landing for spec in decodes if self.landing})
-        s = Scheduler(role, self.caches[name], budgets, policy, landing=hosted)
+        hosted = CacheSet({spec: self.landing for spec in decodes if self.landing})
+        s = Scheduler(role, self.caches[name], budgets, policy, host=hosted)
         runners = {
             lane: TimedRunner(self.devices[name], lambda: self.now, 3.0 if lane is Lane.VISION else 1.0)
             for lane in role.lanes
@@ -217,9 +215,9 @@ class Cluster:
         node = self.nodes[name] = Node(self.plans[name], incarnation, wire, lambda: self.now)
         moves = Moves(name, incarnation, s, node.placer, node, self.pullers[name], TIMING)
         host = self.hosts[name] = HostPuller(name, incarnation, self)
-        shifts = Shifts(s, host) if hosted.specs else None
+        copies = Copies(s, host, dict.fromkeys((DEVICE, HOST), host.exports)) if hosted.specs else None
         told = (node.sink, node.record)
-        self.engines[name] = Engine(s, runners, *told, moves=moves, moved=node.moved, ready=ready, shifts=shifts)
+        self.engines[name] = Engine(s, runners, *told, moves=moves, moved=node.moved, ready=ready, copies=copies)
         node.start(self.engines[name], {})
         self.wakes[wire.address] = self.now
 

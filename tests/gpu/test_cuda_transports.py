@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from hydrainfer.cache import DEVICE, Pulls
 from hydrainfer.ops import block_copier
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
 from tests.storage.peers import SECRET, SPECS, content
@@ -33,11 +34,11 @@ class Instance:
         self.woken = threading.Event()
         copy_blocks = block_copier(torch.device(device))
         routes = Routes(transport, device, secret=SECRET, local=local, copy_blocks=copy_blocks)
-        self.puller = StorePuller(self.stores, self.exports, routes, self.woken.set)
+        self.puller = StorePuller({DEVICE: self.stores}, self.exports, routes, self.woken.set)
 
     def pull(self, handles):
         self.woken.clear()
-        copy = self.puller.pull(handles, dict.fromkeys(handles, (IDS, INTO)))
+        copy = self.puller.pull(handles, Pulls(DEVICE, dict.fromkeys(handles, (IDS, INTO))))
         assert self.woken.wait(30)
         return copy.done
 
@@ -76,7 +77,7 @@ def test_local_copies(device):
     before = {name: store.bytes.clone() for name, store in us.stores.items()}
     ids, into = [5, 7, 6], [0, 1, 3]
     us.woken.clear()
-    copy = us.puller.pull(us.exports.handles, dict.fromkeys(us.exports.handles, (ids, into)))
+    copy = us.puller.pull(us.exports.handles, Pulls(DEVICE, dict.fromkeys(us.exports.handles, (ids, into))))
     assert us.woken.wait(30) and copy.done is True
     for name, store in us.stores.items():
         assert torch.equal(store.bytes[into], before[name][ids])

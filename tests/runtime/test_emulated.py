@@ -240,7 +240,7 @@ def moved(source, target, request_id, spoil=None):
     handles = Exports("a:0", source.stores, "local", local=local).handles
     seq = source.scheduler.get(request_id)
     pulls = target.scheduler.expect(Handoff.of(seq, source.scheduler.room.offered(seq), "a", 0, handles), 0.0)
-    for spec, (theirs, ours) in pulls.items():
+    for spec, (theirs, ours) in pulls.blocks.items():
         LocalTransport(local).copy(handles[spec], theirs, target.stores[spec], ours)
         if spoil is not None:
             spoil(target.stores[spec].bytes, ours)

@@ -1,6 +1,6 @@
 """A device without tensors: it keeps what each cache slot holds and fails if a batch reads what was not written."""
 
-from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec, origin_of
+from hydrainfer.cache import HOST, CacheSet, EmbedSpec, FullSpec
 from hydrainfer.core import (
     MediaSpan,
     Request,
@@ -96,7 +96,7 @@ class Guess:
 class FakeDevice:
     """Executes batches at once. `kv[(block, offset)] = (position, all up to there)`, `embed[block] = (key, part)`;
     where there are such caches, `window` is as `kv`, and `state[block] = (tokens, all of them)`. `hosted`: the same of
-    caches in host memory, by their names."""
+    caches of the host tier, by their names."""
 
     def __init__(self, window=WINDOW):
         self.kv, self.embed, self.window, self.state = {}, {}, {}, {}
@@ -115,13 +115,13 @@ class FakeDevice:
                 self._encode(item)
         return result
 
-    def slots(self, name):
-        return self.hosted.setdefault(name, {}) if name.startswith("landing_") else getattr(self, name)
+    def slots(self, name, tier):
+        return self.hosted.setdefault(name, {}) if tier == HOST else getattr(self, name)
 
-    def copy(self, name, theirs, origin, source, target):
-        """Block `source` of another device's cache `origin` becomes block `target` of this one's cache `name`."""
-        held, mine = theirs.slots(origin), self.slots(name)
-        if origin_of(name) in ("kv", "window"):
+    def copy(self, name, tier, theirs, their_tier, source, target):
+        """Block `source` of another device's cache `name` in `their_tier` becomes block `target` of this one's."""
+        held, mine = theirs.slots(name, their_tier), self.slots(name, tier)
+        if name in ("kv", "window"):
             mine.update({(target, i): held.get((source, i)) for i in range(4)})
         else:
             mine[target] = held.get(source)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.cache import CacheSet, CacheSizes, Wishes, counterpart, landing_of, share_memory
+from hydrainfer.cache import CacheSet, CacheSizes, Wishes, share_memory
 from hydrainfer.core import Grammar, Lane, Role, SamplingParams, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
@@ -88,7 +88,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, STATE: states}
     sizes = {spec: n for spec, n in sizes.items() if n}
     caches = CacheSet(*(share_memory(sizes, Wishes()) if elastic else CacheSizes(sizes)))
-    hosted = CacheSet({landing_of(spec): landing for spec in caches.specs.values() if landing and spec is not EMBED})
+    hosted = CacheSet({spec: landing for spec in caches.specs.values() if landing and spec is not EMBED})
     s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, hosted), []
     got, ended, cancelled, device = {}, set(), set(), FakeDevice()
     if drafts is not None:
@@ -120,9 +120,9 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
             if rng.random() < 0.1:
                 assert s.parking.done(copy, None, float(step)) == (not copy.seq.cancelled)
                 continue
-            for name, blocks in copy.pulls.items():
+            for name, blocks in copy.pulls.blocks.items():
                 for source, target in zip(*blocks, strict=True):
-                    device.copy(name, device, counterpart(name), source, target)
+                    device.copy(name, copy.pulls.tier, device, copy.source, source, target)
             assert not s.parking.done(copy, 0.001, float(step))
 
     added = set()

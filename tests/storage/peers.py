@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from hydrainfer.cache import EmbedSpec, FullSpec
+from hydrainfer.cache import DEVICE, EmbedSpec, FullSpec, Pulls
 from hydrainfer.storage import BlockStore, Exports, Routes, StorePuller, needs_shared
 
 SECRET = b"of this cluster"
@@ -41,11 +41,11 @@ class Instance:
         self.exports = Exports(owner, self.stores, transport, secret=SECRET, timeout_s=timeout_s)
         self.woken = threading.Event()
         routes = Routes(transport, secret=SECRET, timeout_s=timeout_s)
-        self.puller = StorePuller(self.stores, self.exports, routes, self.woken.set)
+        self.puller = StorePuller({DEVICE: self.stores}, self.exports, routes, self.woken.set)
         self.handles = self.exports.handles
 
     def begin(self, handles, ids, into, specs=("kv", "embed")):
-        return self.puller.pull({s: handles[s] for s in specs}, dict.fromkeys(specs, (ids, into)))
+        return self.puller.pull({s: handles[s] for s in specs}, Pulls(DEVICE, dict.fromkeys(specs, (ids, into))))
 
     def wait(self, copy, seconds=10.0):
         while copy.done is None and self.woken.wait(seconds):

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from hydrainfer.cache import EmbedSpec, FullSpec
+from hydrainfer.cache import DEVICE, EmbedSpec, FullSpec, Pulls
 from hydrainfer.core import ConfigError, ExportHandle
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Region, Routes, StorePuller, needs_shared
 from hydrainfer.storage.places import here, ways_here
@@ -50,11 +50,11 @@ class Rig:
         self.exports = Exports("E0:173", self.source, transport, **options)
         self.routes = Routes(transport, **options)
         self.handles = self.exports.handles
-        self.puller = StorePuller(self.target, Exports("P0:1", {}, "local"), self.routes, self.woken.set)
+        self.puller = StorePuller({DEVICE: self.target}, Exports("P0:1", {}, "local"), self.routes, self.woken.set)
 
     def pull(self, pulls, handles=None):
         self.woken.clear()
-        copy = self.puller.pull(handles or {name: self.handles[name] for name in pulls}, pulls)
+        copy = self.puller.pull(handles or {name: self.handles[name] for name in pulls}, Pulls(DEVICE, pulls))
         assert self.woken.wait(10)
         return copy.poll(0.0)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from hydrainfer.cache import Pulls
 from hydrainfer.core import ExportHandle
-from hydrainfer.scheduler import Pulls
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class HostLink:
         self._until_s = 0.0
 
     def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:  # noqa: ARG002 - its own
-        n_bytes = sum(len(ids) * self._block_bytes[name] for name, (_, ids) in pulls.items())
+        n_bytes = sum(len(ids) * self._block_bytes[name] for name, (_, ids) in pulls.blocks.items())
         begin_s = max(self._until_s, self._clock())
         self._until_s = begin_s + self._link.latency_s + n_bytes / self._link.host_bytes_per_s
         return ModelledCopy(self._until_s)

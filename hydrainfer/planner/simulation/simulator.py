@@ -17,7 +17,7 @@ from functools import partial
 
 import msgspec
 
-from hydrainfer.cache import CacheSet, CacheSpec, Split
+from hydrainfer.cache import DEVICE, HOST, CacheSet, CacheSpec, Pulls, Split
 from hydrainfer.cluster.instance import Instance, Pulse
 from hydrainfer.cluster.messages import Beat, Learned, Peer, Submit
 from hydrainfer.cluster.placing import Placer
@@ -42,10 +42,10 @@ from hydrainfer.core import (
     StepResult,
     owner_of,
 )
-from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Shifts
+from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap
 from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
 from hydrainfer.planner.simulation.links import HostLink, Link, LinkEnds, ModelledCopy
-from hydrainfer.scheduler import Budgets, Policy, Pulls, Scheduler
+from hydrainfer.scheduler import Budgets, Policy, Scheduler
 
 _INCARNATION = 1
 _BEAT_S = Pulse().beat_s
@@ -53,8 +53,7 @@ _BEAT_S = Pulse().beat_s
 
 class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
     """One instance of a deployment. `blocks`: the number of blocks per cache that its memory holds; `split`: how the
-    caches share that memory; `landing`: the number of blocks of each cache in host memory, by the spec from
-    `cache.landing_of`."""
+    caches share that memory; `host`: the number of blocks of each cache in host memory."""
 
     name: str
     role: Role
@@ -63,7 +62,7 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Budgets = Budgets()
     policy: Policy = Policy()
     overlap: Overlap = "free"
-    landing: Mapping[CacheSpec, int] = {}
+    host: Mapping[CacheSpec, int] = {}
     split: Split | None = None
 
 
@@ -245,17 +244,18 @@ class ModelledNode(Instance):
         self.number, self._sim, self._record = number, sim, record
         self.caches = CacheSet(dict(i.blocks), i.split)
         self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
-        self._block_bytes = {spec.name: spec.block_bytes for spec in (*i.blocks, *i.landing)}
+        self._block_bytes = {spec.name: spec.block_bytes for spec in i.blocks}
         self.inbox: list[Parcel | Submit] = []
         self.leap: Leap | None = None
         self.wake_at = 0.0
-        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy, landing=CacheSet(dict(i.landing)))
+        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy, host=CacheSet(dict(i.host)))
         self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
         self._runners = {lane: _ModelledLane(self.device, sim) for lane in i.role.lanes}
         moves = Moves(i.name, _INCARNATION, scheduler, placer, self, self)
-        shifts = Shifts(scheduler, HostLink(sim.link, self._block_bytes, lambda: sim.now)) if i.landing else None
+        link = HostLink(sim.link, self._block_bytes, lambda: sim.now)
+        copies = Copies(scheduler, link, dict.fromkeys((DEVICE, HOST), link.exports)) if i.host else None
         told = self.sink, record
-        self.engine = Engine(scheduler, self._runners, *told, i.overlap, moves, self.moved, shifts=shifts)
+        self.engine = Engine(scheduler, self._runners, *told, i.overlap, moves, self.moved, copies=copies)
 
     def turn(self, now: float) -> float:
         """Hear, step, report, post. Returns when the next turn is due."""
@@ -304,7 +304,7 @@ class ModelledNode(Instance):
         return tokens
 
     def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:
-        n_bytes = sum(len(ids) * self._block_bytes[spec] for spec, (_, ids) in pulls.items())
+        n_bytes = sum(len(ids) * self._block_bytes[spec] for spec, (_, ids) in pulls.blocks.items())
         source = next(iter(sources.values())).owner.partition(":")[0]
         return ModelledCopy(self._sim.copies.begin(source, self.name, n_bytes, self._sim.now))
 

@@ -8,16 +8,16 @@ import time
 
 import msgspec
 
-from hydrainfer.cache import CacheSet
+from hydrainfer.cache import DEVICE, HOST, CacheSet
 from hydrainfer.cluster import Node, NodePlan, Pulse, ServerSide
 from hydrainfer.cluster.messages import decode_to_hub, encode
 from hydrainfer.core import owner_of
-from hydrainfer.engine import Engine, Moves, Shifts
+from hydrainfer.engine import Copies, Engine, Moves
 from hydrainfer.machine import host_identity
 from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
 from hydrainfer.scheduler import Scheduler
-from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport, Routes, StorePuller
+from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, between_tiers
 
 
 class Wire:
@@ -54,7 +54,7 @@ class TimedPuller:
 
     def pull(self, sources, pulls):
         _done(self.inner.pull(sources, pulls))
-        n_bytes = sum(len(ids) * self.cluster.block_bytes[spec] for spec, (_, ids) in pulls.items())
+        n_bytes = sum(len(ids) * self.cluster.block_bytes[spec] for spec, (_, ids) in pulls.blocks.items())
         source = next(iter(sources.values())).owner.partition(":")[0]
         return ModelledCopy(self.cluster.copies.begin(source, self.name, n_bytes, self.cluster.now))
 
@@ -82,7 +82,7 @@ class Production:
         self.now, self.link, self.copies = 0.0, link, LinkEnds(link)
         self.events, self.n_events = [], 0
         self.batches, self.outputs = [], []
-        self.block_bytes = {spec.name: spec.block_bytes for i in instances for spec in (*i.blocks, *i.landing)}
+        self.block_bytes = {spec.name: spec.block_bytes for i in instances for spec in i.blocks}
         self.roles = {i.name: i.role for i in instances}
         self.side = ServerSide(self.roles, self.hear, self.hear_event)
         self.tokens_s, self.tokens, self.lifecycle = {}, {}, []
@@ -94,16 +94,16 @@ class Production:
             node = self.nodes[i.name] = Node(plan, 1, wire, lambda: self.now)
             stores = {spec.name: BlockStore(spec, n, "cpu") for spec, n in i.blocks.items()}
             self.caches[i.name] = CacheSet(dict(i.blocks))
-            hosted = {spec.name: BlockStore(spec, n) for spec, n in i.landing.items()}
-            scheduler = Scheduler(i.role, self.caches[i.name], i.budgets, i.policy, landing=CacheSet(dict(i.landing)))
+            hosted = {spec.name: BlockStore(spec, n) for spec, n in i.host.items()}
+            scheduler = Scheduler(i.role, self.caches[i.name], i.budgets, i.policy, host=CacheSet(dict(i.host)))
             device = EmulatedDevice(i.cost, lambda: self.now, stores, spoken, sliced=i.overlap == "slice")
             runners = {lane: self.logged(i.name, EmulatedRunner(device, lane)) for lane in i.role.lanes}
             exports = Exports(owner_of(i.name, 1), stores, "local", local=local)
             routes = Routes("local", stores[next(iter(stores))].device, local=local)
-            puller = StorePuller(stores | hosted, exports, routes, wire.wake)
+            puller = StorePuller({DEVICE: stores, HOST: hosted}, exports, routes, wire.wake)
             moves = Moves(i.name, 1, scheduler, node.placer, node, TimedPuller(self, i.name, puller))
-            shifts = self.shifts(scheduler, stores | hosted, wire) if hosted else None
-            engine = Engine(scheduler, runners, node.sink, node.record, i.overlap, moves, node.moved, shifts=shifts)
+            copies = self.between(scheduler, {DEVICE: stores, HOST: hosted}, wire) if hosted else None
+            engine = Engine(scheduler, runners, node.sink, node.record, i.overlap, moves, node.moved, copies=copies)
             self.pullers.append(puller)
             self.wakes[i.name] = 0.0
             node.start(engine, {})
@@ -112,11 +112,11 @@ class Production:
         self.events.clear()
         self.pump()
 
-    def shifts(self, scheduler, stores, wire):
-        local = LocalExports()
-        puller = StorePuller(stores, Exports("host", stores, "local", local=local), LocalTransport(local), wire.wake)
+    def between(self, scheduler, tiers, wire):
+        puller, exports = between_tiers(tiers, wire.wake)
         self.pullers.append(puller)
-        return Shifts(scheduler, TimedHost(self, puller, HostLink(self.link, self.block_bytes, lambda: self.now)))
+        link = HostLink(self.link, self.block_bytes, lambda: self.now)
+        return Copies(scheduler, TimedHost(self, puller, link), exports)
 
     def logged(self, name, runner):
         launch = runner.launch

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hydrainfer.cache import EmbedSpec, FullSpec, landing_of
+from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.core import CostModel, Layout
 from hydrainfer.planner.simulation.links import Link
 from hydrainfer.planner.simulation.simulator import InstanceModel, Simulator
@@ -32,8 +32,8 @@ def deployment(
     budgets = Budgets(tokens=64, step_s=step_s, enough_s=enough_s, gap_s=gap_s, wait_s=5 * (gap_s or 0.0))
     for n, role in enumerate(Layout.parse(layout).instances):
         blocks = {spec: n for spec, n in sizes.items() if any(role.runs(stage) for stage in spec.stages)}
-        hosted = {landing_of(spec): landing for spec in blocks if landing and spec is not EMBED}
-        same = {"cost": COST, "blocks": blocks, "budgets": budgets, "landing": hosted}
+        hosted = {spec: landing for spec in blocks if landing and spec is not EMBED}
+        same = {"cost": COST, "blocks": blocks, "budgets": budgets, "host": hosted}
         yield InstanceModel(name=f"{role}{n}", role=role, **same, **more)
 
 

@@ -1,43 +1,43 @@
-"""The scheduler's copies between the device's caches and those in host memory, carried out."""
+"""The scheduler's copies between the tiers of one instance, carried out."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from hydrainfer.cache import counterpart
-from hydrainfer.core import LiveSequence
+from hydrainfer.core import ExportHandle, LiveSequence
 from hydrainfer.engine.ports import CopyTicket, Puller
 from hydrainfer.scheduler import Scheduler, Shift
 
 _NEVER = float("inf")
 
 
-class _Copy(NamedTuple):
+class _Running(NamedTuple):
     shift: Shift
     began_s: float
     completion: CopyTicket | None  # None: nothing is to be copied
 
 
-class Shifts:
-    """One engine's copies; used on the engine's thread only. `puller` reaches the caches of this instance. Those in
-    host memory have the names given by `cache.landing_of`."""
+class Copies:
+    """One engine's copies between its own tiers; used on the engine's thread only. `puller` writes the caches of every
+    tier; `exports`: by tier, the handles by which it reads them."""
 
-    def __init__(self, scheduler: Scheduler, puller: Puller) -> None:
-        self._scheduler, self._puller = scheduler, puller
-        self._copies: list[_Copy] = []
+    def __init__(self, scheduler: Scheduler, puller: Puller, exports: Mapping[str, dict[str, ExportHandle]]) -> None:
+        self._scheduler, self._puller, self._exports = scheduler, puller, exports
+        self._running: list[_Running] = []
 
     def turn(self, now: float) -> list[LiveSequence]:
         """Poll copies, and take back requests that find room. Returns the sequences that must be computed again."""
-        lost = self._poll(now) if self._copies else []
+        lost = self._poll(now) if self._running else []
         self.begin(now)
         return lost
 
     def _poll(self, now: float) -> list[LiveSequence]:
-        copies, self._copies, lost = self._copies, [], []
-        for copy in copies:
+        running, self._running, lost = self._running, [], []
+        for copy in running:
             ok = True if copy.completion is None else copy.completion.poll(now)
             if ok is None:
-                self._copies.append(copy)
+                self._running.append(copy)
             elif self._scheduler.parking.done(copy.shift, now - copy.began_s if ok else None, now):
                 lost.append(copy.shift.seq)
         return lost
@@ -46,18 +46,18 @@ class Shifts:
         """Start the copies of requests that can be taken back now, and of those that were preempted."""
         self._scheduler.unpark()
         for shift in self._scheduler.parking.shifts():
-            exports = self._puller.exports
-            sources = {name: exports[counterpart(name)] for name in shift.pulls}
-            self._copies.append(_Copy(shift, now, self._puller.pull(sources, shift.pulls) if sources else None))
+            exports = self._exports[shift.source]
+            sources = {spec: exports[spec] for spec in shift.pulls.blocks}
+            self._running.append(_Running(shift, now, self._puller.pull(sources, shift.pulls) if sources else None))
 
     def wake_at(self) -> float:
         """The time at which the first copy is done; infinity if it is not known before the engine is woken."""
-        times = (float("-inf") if c.completion is None else c.completion.ready_at() for c in self._copies)
+        times = (float("-inf") if c.completion is None else c.completion.ready_at() for c in self._running)
         return min((t for t in times if t is not None), default=_NEVER)
 
     @property
     def copying(self) -> bool:
-        return bool(self._copies)
+        return bool(self._running)
 
     def close(self) -> None:
         self._puller.close()

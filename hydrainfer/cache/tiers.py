@@ -1,0 +1,36 @@
+"""The tiers of an instance: the memories in which it keeps blocks of its caches.
+
+A cache has the same spec, the same keys and equal blocks in every tier; block numbers are a tier's own. Sequences
+compute on the device tier. The host tier keeps those that have no room there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hydrainfer.cache.sizing import usual_parts
+from hydrainfer.cache.spec import CacheSpec, Wishes
+from hydrainfer.core import Stage
+
+DEVICE, HOST = "device", "host"
+
+
+class Pulls(NamedTuple):
+    """The copies of blocks into one `tier` of this instance. `blocks`: by cache spec, the source's blocks and, in the
+    same order, the tier's blocks that they are copied to. False if there is nothing to copy."""
+
+    tier: str
+    blocks: dict[str, tuple[list[int], list[int]]]
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks)
+
+
+def host_sizes(specs: Iterable[CacheSpec], wishes: Wishes, n_bytes: int) -> dict[CacheSpec, int]:
+    """The number of blocks in host memory of each cache that decoding requests use, for `n_bytes` together; empty if
+    not every cache gets one."""
+    parts = usual_parts([spec for spec in specs if Stage.DECODE in spec.stages], wishes)
+    total = sum(spec.block_bytes * n for spec, n in parts.items())
+    sizes = {spec: n_bytes * n // total for spec, n in parts.items()}
+    return sizes if all(sizes.values()) else {}
