@@ -11,7 +11,7 @@ from hydrainfer.cache.pool import BlockPool, SlidingPool
 from hydrainfer.cache.sizing import size_caches, tokens_in, too_small
 from hydrainfer.cache.spec import DTYPE_BYTES, TOKENS_PER_RUNNING, CacheSpec, Found, Part, Scan, Wishes, for_stage
 from hydrainfer.cache.state import StateLayout, StateSpec
-from hydrainfer.cache.tiers import DEVICE, HOST, Pulls, host_sizes
+from hydrainfer.cache.tiers import DEVICE, HOST, Fetch, Pulls, Tier, host_sizes
 
 __all__ = [
     "DEVICE",
@@ -23,6 +23,7 @@ __all__ = [
     "CacheSizes",
     "CacheSpec",
     "EmbedSpec",
+    "Fetch",
     "Found",
     "FullSpec",
     "Hit",
@@ -34,6 +35,7 @@ __all__ = [
     "Split",
     "StateLayout",
     "StateSpec",
+    "Tier",
     "WindowSpec",
     "Wishes",
     "for_stage",

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from hydrainfer.cache.arena import Arena, Split
 from hydrainfer.cache.pool import BlockPool, SlidingPool
 from hydrainfer.cache.spec import CacheSpec, Found
+from hydrainfer.cache.tiers import Fetch, Tier
 from hydrainfer.core import Cached, CachedKeys
 
 
@@ -17,13 +19,15 @@ class Hit(NamedTuple):
     """The cached blocks that a request may share. `keys[spec][i]` is the key of its block number `i`; `blocks[spec][i]`
     is the cached block with that key, or None, as for all numbers beyond. `n_tokens`: how many tokens count as computed
     once those blocks are shared; `n_chained`: how many the caches of all tokens have, which may be more than other
-    caches allow. `missing`: the request's pictures that are then still to be encoded."""
+    caches allow. `missing`: the request's pictures that are then still to be encoded. `fetches`: blocks that count as
+    there, though another tier has them."""
 
     keys: Mapping[str, Sequence[bytes]]
     blocks: Mapping[str, Found]
     n_tokens: int = 0
     n_chained: int = 0
     missing: Sequence[int] = ()
+    fetches: Sequence[Fetch] = ()
 
 
 NO_HIT = Hit({}, {})
@@ -93,6 +97,16 @@ class CacheSet:
         if keys and self.specs[spec].chained:
             keys = keys[: bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in pool)]
         return pool.lookup_all(keys)
+
+    def keep_evicted(self, tiers: Sequence[Tier]) -> None:
+        """Offer the blocks that are evicted from now on to these tiers."""
+
+        def tell(spec: str, keys: list[bytes], blocks: list[int]) -> None:
+            for tier in tiers:
+                tier.evicted(spec, keys, blocks)
+
+        for name, pool in self.pools.items():
+            pool.on_evict = partial(tell, name) if tiers else None
 
     def reserve(self, owner: str, need: Mapping[str, range], hit: Hit = NO_HIT) -> Lease | None:
         """Lease the blocks with the numbers `need[spec]` of every spec. Returns None, with nothing changed, if there is

@@ -9,7 +9,7 @@ free <────────────────── evicted, least rece
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 
@@ -50,6 +50,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # refcount 0 and indexed, oldest first
         self.version = 0  # changes with the results of `lookup_all`
         self.news: dict[bytes, bool] | None = None  # keys added (True) or evicted (False), if recorded
+        self.on_evict: Callable[[list[bytes], list[int]], None] | None = None  # called before blocks become free
 
     @property
     def n_available(self) -> int:
@@ -76,12 +77,17 @@ class BlockPool:
         self.version += 1
         key_of, index, pop = self._key_of, self._index, self._cached.popitem
         blocks = [pop(last=False)[0] for _ in range(n)]
+        keys: list[bytes] = []
         for block in blocks:
             key = key_of[block]
+            assert key is not None, "a cached block has a key"
             key_of[block] = None
-            del index[key]  # type: ignore[arg-type]  # a cached block has a key
+            del index[key]
+            keys.append(key)
             if self.news is not None:
-                self.news[key] = False  # type: ignore[index]
+                self.news[key] = False
+        if self.on_evict is not None:
+            self.on_evict(keys, blocks)
         self._free.extend(blocks)
 
     def lookup_all(self, keys: Iterable[bytes]) -> list[int | None]:

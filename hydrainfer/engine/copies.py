@@ -27,7 +27,8 @@ class Copies:
         self._running: list[_Running] = []
 
     def turn(self, now: float) -> list[LiveSequence]:
-        """Poll copies, and take back requests that find room. Returns the sequences that must be computed again."""
+        """Poll copies, and take back requests that find room. Returns the sequences that wait again,
+        or go on elsewhere."""
         lost = self._poll(now) if self._running else []
         self.begin(now)
         return lost
@@ -38,14 +39,14 @@ class Copies:
             ok = True if copy.completion is None else copy.completion.poll(now)
             if ok is None:
                 self._running.append(copy)
-            elif self._scheduler.parking.done(copy.shift, now - copy.began_s if ok else None, now):
+            elif self._scheduler.shifted(copy.shift, now - copy.began_s if ok else None, now):
                 lost.append(copy.shift.seq)
         return lost
 
     def begin(self, now: float) -> None:
-        """Start the copies of requests that can be taken back now, and of those that were preempted."""
-        self._scheduler.unpark()
-        for shift in self._scheduler.parking.shifts():
+        """Start the copies of requests that can be taken back now, that were preempted, or that found some of their
+        beginning in another tier."""
+        for shift in self._scheduler.shifts():
             exports = self._exports[shift.source]
             sources = {spec: exports[spec] for spec in shift.pulls.blocks}
             self._running.append(_Running(shift, now, self._puller.pull(sources, shift.pulls) if sources else None))

@@ -338,7 +338,7 @@ class Engine:
         if self.lanes.in_flight:
             return True
         s = self.scheduler
-        n = s.n_running + s.n_waiting + s.parking.n_live + len(self._compiling)
+        n = s.n_running + s.n_waiting + s.parking.n_live + len(s.fetching.live) + len(self._compiling)
         return bool(n or not self.still or (self.moves is not None and not self.moves.idle))
 
     @property

@@ -12,6 +12,7 @@ from itertools import chain
 from hydrainfer.cache import DEVICE, Hit, Pulls
 from hydrainfer.core import Duties, Handoff, InvalidRequest, LiveSequence, Stage
 from hydrainfer.scheduler.fair import Fair
+from hydrainfer.scheduler.fetching import Fetching
 from hydrainfer.scheduler.order import Rank
 from hydrainfer.scheduler.parking import Parking
 from hydrainfer.scheduler.places import Places
@@ -36,10 +37,11 @@ class Admission:
         live: Mapping[str, LiveSequence],
         fair: Fair,
         parking: Parking,
+        fetching: Fetching,
     ) -> None:
         self._duties, self._room, self._budgets, self._policy = duties, room, budgets, policy
         self._running, self._prefilling, self._live, self._fair = running, running[Stage.PREFILL], live, fair
-        self._parking = parking
+        self._parking, self._fetching = parking, fetching
         self.waiting = Waiting(fair)
         self.arriving: dict[str, LiveSequence] = {}
         self.places = Places(budgets.running, running, self.arriving, fair)
@@ -127,7 +129,8 @@ class Admission:
         if not seq.request.keys or seq.stage is Stage.DECODE:
             return False
         arriving = (s for s in self.arriving.values() if s.hold.blocks and s.stage is Stage.PREFILL)
-        others, visit = chain(self._prefilling.values(), arriving), self.visit(seq)
+        fetching = (s for s in self._fetching.live.values() if s.stage is Stage.PREFILL)
+        others, visit = chain(self._prefilling.values(), arriving, fetching), self.visit(seq)
         n_tokens = self._policy.shared_tokens
         other = next((o for o in others if self._room.computed_by(o, seq, visit, n_tokens)), None)
         if other is not None:
@@ -158,6 +161,7 @@ class Admission:
             return False
         if hit.missing and seq.stage is Stage.PREFILL:
             self._room.release(seq)
+            self._room.drop(hit.fetches)
             self._unencoded[seq.id] = seq  # `need_encoders` sends it there
             return False
         self._blocked.pop(seq.id, None)
@@ -167,6 +171,8 @@ class Admission:
             self._being_encoded[seq.request.media[i].key] = seq.id
         if seq.stage is Stage.ENCODE and not seq.pending_media:
             seq.go_to(seq.plan[seq.cursor + 1])  # every picture was in the cache
+        if hit.fetches:
+            self._fetching.begin(seq, hit.fetches)
         return True
 
     def best_text(self) -> LiveSequence | None:
@@ -180,7 +186,8 @@ class Admission:
         return sum(map(len, self._running.values()))
 
     def _full(self) -> bool:
-        return self._n_running() + len(self.arriving) + self._parking.n_coming >= self._budgets.running
+        n_coming = len(self.arriving) + self._parking.n_coming + len(self._fetching.live)
+        return self._n_running() + n_coming >= self._budgets.running
 
     def _may_pass(self, seq: LiveSequence) -> bool:
         """Whether no better request waits for room in the same caches. (In other caches it may pass: a request that
@@ -230,7 +237,7 @@ class Admission:
         """Reserve room for the visit of a sequence that brings its blocks; None if there is none now."""
         if self._full() or not self._may_pass(seq) or not self.places.may_enter(seq):
             return None
-        hit = self._room.enter(seq, self.visit(seq))
+        hit = self._room.enter(seq, self.visit(seq), tiers=False)
         if hit is None:
             self._blocked[seq.id] = seq
         else:

@@ -24,7 +24,7 @@ def backlog(s: Scheduler) -> Backlog:
     pictures, tokens = s.waiting.n_pictures, s.waiting.n_tokens if prefills else 0
     decoding = len(s.decoding) + s.parking.n_live
     sizes = dict(s.waiting.sizes) if prefills else {}
-    for group in (s.encoding, s.prefilling, s.arriving):
+    for group in (s.encoding, s.prefilling, s.arriving, s.fetching.live):
         for seq in group.values():
             stage = seq.plan[seq.cursor]
             if stage is Stage.DECODE:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from hydrainfer.core import LiveSequence, Stage
+from hydrainfer.scheduler.fetching import Fetching
 from hydrainfer.scheduler.parking import Parking
 from hydrainfer.scheduler.places import Places
 from hydrainfer.scheduler.room import SequenceRoom
@@ -22,10 +23,11 @@ class Preemption:
         places: Places,
         room: SequenceRoom,
         parking: Parking,
+        fetching: Fetching,
         restart: Callable[[LiveSequence, float], None],
     ) -> None:
         self._running, self._arriving, self._places = running, arriving, places
-        self._room, self._parking, self._restart = room, parking, restart
+        self._room, self._parking, self._fetching, self._restart = room, parking, fetching, restart
 
     def make_room(self, decoding: Iterable[LiveSequence], now: float) -> list[LiveSequence]:
         """Preempt those that must give up their places. Grow the full ones among the others of these sequences, oldest
@@ -48,7 +50,8 @@ class Preemption:
         about to (an arriving one can be preempted once it has landed)."""
         younger = [s for group in self._running.values() for s in group.values() if s.order > than.order]
         if not younger:
-            coming = any(s.hold.blocks for s in self._arriving.values()) or self._parking.entering
+            arrives = any(s.hold.blocks for s in self._arriving.values())
+            coming = arrives or self._parking.entering or self._fetching.live
             return None if coming else than
         return max((s for s in younger if not s.in_flight), key=lambda s: s.order, default=None)
 

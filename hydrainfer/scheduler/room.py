@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Found, Hit, Lease, Pulls
+from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Fetch, Hit, Lease, Pulls, Tier
 from hydrainfer.core import Handoff, LiveSequence, Request, Stage
+from hydrainfer.scheduler.finding import fetches_of, find_away, missing_pictures, safe_tokens
 
 Visit = tuple[Stage, ...]
 """The steps of a request that follow each other at one instance."""
 
 
 class SequenceRoom:
-    """Translates sequences (tokens, pictures) to leases (blocks per spec)."""
+    """Translates sequences (tokens, pictures) to leases (blocks per spec). `tiers`: are asked, in this order, for what
+    the caches of the device do not have."""
 
-    def __init__(self, caches: CacheSet, headroom_tokens: int) -> None:
+    def __init__(self, caches: CacheSet, headroom_tokens: int, tiers: Sequence[Tier] = ()) -> None:
         self.caches = caches
+        self._tiers = {tier.name: tier for tier in tiers}
+        caches.keep_evicted(tiers)
         self._headroom = headroom_tokens
         self._leases: dict[str, Lease] = {}
         self._keys: dict[str, tuple[int, dict[str, list[bytes]]]] = {}  # by sequence id: n tokens, keys by spec
@@ -46,26 +50,31 @@ class SequenceRoom:
 
     # ---- what the caches already have
 
-    def match(self, seq: LiveSequence, visit: Visit) -> Hit:
-        """Find the cached blocks that these steps need and may share. The result is kept while the caches' keys do not
-        change, because it is asked for in every step until there is room."""
-        state = (visit, len(seq.tokens), seq.n_computed, self.caches.version)
+    def match(self, seq: LiveSequence, visit: Visit, tiers: bool = True) -> Hit:
+        """Find the cached blocks that these steps need and may share; with `tiers`, also those that other tiers have.
+        The result is kept while the caches' keys do not change, because it is asked for in every step until there is
+        room."""
+        version = self.caches.version + sum(tier.version for tier in self._tiers.values())
+        state = (visit, len(seq.tokens), seq.n_computed, version, tiers)
         known = self._hits.get(seq.id)
         if known is None or known[0] != state:
-            known = self._hits[seq.id] = state, self._match(seq, visit)
+            known = self._hits[seq.id] = state, self._match(seq, visit, tiers)
         return known[1]
 
-    def _match(self, seq: LiveSequence, visit: Visit) -> Hit:
+    def _match(self, seq: LiveSequence, visit: Visit, tiers: bool) -> Hit:
         request, specs = seq.request, self.specs_of(seq.request, visit)
         keys = self._keys_of(seq)
         found = {spec.name: self.caches.find(spec.name, keys[spec.name]) for spec in specs}
+        asked = self._tiers.values() if tiers else ()
+        away = {s.name: find_away(asked, s, keys[s.name], found[s.name]) for s in specs} if asked else {}
         n_most = len(seq.tokens) - 1  # the last one is always computed
-        n_tokens = _safe(specs, found, n_most)
+        n_tokens = safe_tokens(specs, found, n_most)
         chained = [spec.safe(found[spec.name], n_most) or 0 for spec in specs if spec.chained]
         n_brought = max(n_tokens, seq.n_computed)  # earlier tokens are here, or come with an arrival
         blocks = {spec.name: spec.reusable(request, found[spec.name], n_brought) for spec in specs}
-        missing = _missing(request, specs, blocks, n_tokens) if request.media else ()
-        return Hit(keys, blocks, n_tokens, min(chained, default=0), missing)
+        missing = missing_pictures(request, specs, blocks, n_tokens) if request.media else ()
+        fetches = fetches_of(blocks, away)
+        return Hit(keys, blocks, n_tokens, min(chained, default=0), missing, fetches)
 
     def computed_by(self, other: LiveSequence, seq: LiveSequence, visit: Visit, n_tokens: int) -> bool:
         """Whether `other`, which computes its prompt here, will publish enough tokens that `seq` could share and has
@@ -115,13 +124,38 @@ class SequenceRoom:
 
     # ---- reserving
 
-    def enter(self, seq: LiveSequence, visit: Visit) -> Hit | None:
+    def enter(self, seq: LiveSequence, visit: Visit, tiers: bool = True) -> Hit | None:
         """Reserve room for this visit, in addition to the blocks found here; None if there is not enough. A request
-        that is alone finds enough, if necessary by evicting what it has found."""
-        while not self.reserve(seq, hit := self.match(seq, visit), visit):
+        that is alone finds enough, if necessary by evicting what it has found. Blocks that other tiers have, which are
+        found only with `tiers`, are held there until `drop`."""
+        while True:
+            hit = self.match(seq, visit, tiers)
+            for fetch in hit.fetches:  # first: what is evicted for this request may need their place
+                self._tiers[fetch.tier].hold(fetch.spec, fetch.blocks)
+            if self.reserve(seq, hit, visit):
+                return hit._replace(fetches=self._needed(seq, hit.fetches)) if hit.fetches else hit
+            self.drop(hit.fetches)
             if not self.caches.forget_all():
                 return None
-        return hit
+
+    def _needed(self, seq: LiveSequence, fetches: Iterable[Fetch]) -> list[Fetch]:
+        """Those of the found blocks that the sequence has room for; it needs no others, as the embeddings of pictures
+        that are computed. The others are dropped."""
+        needed: list[Fetch] = []
+        for fetch in fetches:
+            first = seq.hold.first_block[fetch.spec]
+            held = range(first, first + len(seq.hold.blocks[fetch.spec]))
+            pairs = list(zip(fetch.numbers, fetch.blocks, strict=True))
+            kept = [(number, block) for number, block in pairs if number in held]
+            self.drop([fetch._replace(blocks=[block for number, block in pairs if number not in held])])
+            if kept:
+                needed.append(fetch._replace(numbers=[n for n, _ in kept], blocks=[b for _, b in kept]))
+        return needed
+
+    def drop(self, fetches: Iterable[Fetch]) -> None:
+        """Let other tiers evict these blocks again."""
+        for fetch in fetches:
+            self._tiers[fetch.tier].drop(fetch.spec, fetch.blocks)
 
     def reserve(self, seq: LiveSequence, hit: Hit, visit: Visit) -> bool:
         """Reserve room for this whole visit: embeddings, prompt, produced tokens and, if it decodes, a headroom. All or
@@ -302,7 +336,7 @@ class SequenceRoom:
     def recall(self, seq: LiveSequence, visit: Visit) -> bool:
         """Lease what the caches of `visit` keep of the sequence's beginning, so that another instance prefills only the
         rest. Returns False if that is nothing, or does not contain all its pictures."""
-        hit = self.match(seq, visit)
+        hit = self.match(seq, visit, tiers=False)
         if hit.n_tokens < max((m.end for m in seq.request.media), default=1):
             return False
         need = {s.name: s.moved(seq.request, hit.n_tokens) for s in self.specs_of(seq.request, visit)}
@@ -313,6 +347,17 @@ class SequenceRoom:
         seq.have(hit.n_tokens, seq.pending_media)
         seq.hold.n_settled = hit.n_tokens
         return True
+
+    def blocks_of(self, seq: LiveSequence, fetch: Fetch) -> list[int]:
+        """The sequence's blocks that are to be fetched."""
+        first = seq.hold.first_block[fetch.spec]
+        return [seq.hold.blocks[fetch.spec][number - first] for number in fetch.numbers]
+
+    def fetched(self, seq: LiveSequence, fetches: Iterable[Fetch]) -> None:
+        """Note that these blocks have been copied, so that others may find them."""
+        for fetch in fetches:
+            for number in fetch.numbers:
+                self._publish(seq, self.caches.specs[fetch.spec], range(number, number + 1))
 
     def remap(self, seq: LiveSequence) -> None:
         """Note that a sequence has other blocks than before."""
@@ -364,30 +409,3 @@ class SequenceRoom:
         """Note that a sequence has no blocks any more."""
         seq.hold.blocks = {}
         seq.hold.capacity = 0
-
-
-def _safe(specs: list[CacheSpec], found: Mapping[str, Found], n_most: int) -> int:
-    """The largest number of tokens, at most `n_most`, that no kind of cache has to compute again."""
-    n_tokens: int | None = None
-    while True:
-        before = n_tokens
-        for spec in specs:
-            n_safe = spec.safe(found[spec.name], n_most if n_tokens is None else n_tokens)
-            n_tokens = n_tokens if n_safe is None else n_safe
-        if not n_tokens or n_tokens == before:
-            return n_tokens or 0
-
-
-def _missing(request: Request, specs: list[CacheSpec], there: Mapping[str, Found], n_tokens: int) -> list[int]:
-    """The pictures to encode: not computed, not in the cache, and not equal to an earlier one of this request."""
-    seen, missing = set(), []
-    for spec in specs:
-        found = there[spec.name]
-        for i, blocks in enumerate(spec.pictures(request)):
-            span = request.media[i]
-            if span.end <= n_tokens:
-                continue
-            if span.key not in seen and any(found[b] is None for b in blocks):
-                missing.append(i)
-            seen.add(span.key)
-    return missing

@@ -13,7 +13,9 @@ A vision batch is filled likewise, within the image budget, while the encode gat
 
 from __future__ import annotations
 
-from hydrainfer.cache import CacheSet, Lease, Pulls
+from collections.abc import Sequence
+
+from hydrainfer.cache import CacheSet, Lease, Pulls, Tier
 from hydrainfer.core import (
     Duties,
     EncodeWork,
@@ -29,16 +31,18 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.scheduler.admission import Admission
+from hydrainfer.scheduler.check import check_places
 from hydrainfer.scheduler.drafts import Drafts, verified
-from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, decodes_ahead, rest_of
+from hydrainfer.scheduler.fetching import Fetching
+from hydrainfer.scheduler.filling import add_pictures, decodes, decodes_ahead, rest_of
 from hydrainfer.scheduler.gap import Gap
 from hydrainfer.scheduler.gate import Gate
 from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight
 from hydrainfer.scheduler.outcome import Outcome, Turn
-from hydrainfer.scheduler.pace import Pace
-from hydrainfer.scheduler.parking import Parking
+from hydrainfer.scheduler.parking import Parking, Shift
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.preemption import Preemption
+from hydrainfer.scheduler.prompts import Prompts
 from hydrainfer.scheduler.room import SequenceRoom
 
 _IDLE = Turn()
@@ -55,13 +59,14 @@ class Scheduler:
         budgets: Budgets,
         policy: Policy | None = None,
         host: CacheSet | None = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
-        """`host`: the caches of the host tier."""
+        """`host`: the caches of the host tier. `tiers`: those that keep what the device evicts."""
         self.duties = Duties(role)
         self.budgets = budgets
         self.policy = policy or Policy()
         self._drafts = Drafts(usable=all(spec.paged for spec in caches.specs.values()))
-        self.room = SequenceRoom(caches, self.policy.headroom_tokens)
+        self.room = SequenceRoom(caches, self.policy.headroom_tokens, tiers)
         self.encoding: dict[str, LiveSequence] = {}
         self.prefilling: dict[str, LiveSequence] = {}
         self.decoding: dict[str, LiveSequence] = {}
@@ -71,13 +76,18 @@ class Scheduler:
         self._order = Order(self.duties, self.policy)
         self.fair, running = self._order.fair, (self._running, self._live)
         self.parking = Parking(host, self.room, self.decoding, self._order.pace, self._restart)
-        self._admission = Admission(self.duties, self.room, budgets, self.policy, *running, self.fair, self.parking)
+        self.fetching = Fetching(self.room, self._enter, self._restart)
+        away = self.parking, self.fetching
+        self._admission = Admission(self.duties, self.room, budgets, self.policy, *running, self.fair, *away)
         self.waiting, self.arriving = self._admission.waiting, self._admission.arriving
         places = self._admission.places
-        self._preemption = Preemption(self._running, self.arriving, places, self.room, self.parking, self._restart)
+        self._preemption = Preemption(self._running, self.arriving, places, self.room, *away, self._restart)
         self.gate = Gate(self.duties, self.policy, self._order, self._admission, self._running)
         begun = (self.encoding, self.prefilling)
         self.gap = Gap(budgets, self.decoding, self.waiting, begun, self._order.pace)
+        self._prompts = Prompts(
+            budgets, self.policy, self._order, self.gap, self._admission, self.prefilling, self._enter
+        )
         self._n_added = self.n_batches = self.n_preemptions = 0
 
     # ---- requests come and go
@@ -126,6 +136,7 @@ class Scheduler:
         seq.cancelled = True
         if self._running[seq.stage].pop(seq.id, None) is None and self.migrating.pop(seq.id, None) is None:
             self.parking.forget(seq)
+            self.fetching.forget(seq)
             self._admission.forget(seq)
         if not seq.in_flight:
             self._admission.free(seq)
@@ -216,10 +227,19 @@ class Scheduler:
         """Free the blocks of a detached lease."""
         self.room.caches.release(lease)
 
-    def unpark(self) -> None:
-        """Take back parked sequences that find room, once decoding ones have it. `parking` has the copies to begin."""
+    def shifts(self) -> list[Shift]:
+        """The copies between tiers to begin now; each is returned once. Parked sequences that find room are taken back,
+        once decoding ones have it."""
         if self.parking.parked and all(len(s.tokens) <= s.hold.capacity for s in self.decoding.values()):
             self._admission.unpark()
+        return [*self.parking.shifts(), *self.fetching.shifts()]
+
+    def shifted(self, shift: Shift, seconds: float | None, now: float) -> bool:
+        """Note that a copy between tiers took so long, or failed (None). Returns whether its sequence waits again, or
+        goes on elsewhere."""
+        if self.fetching.has(shift):
+            return self.fetching.done(shift, seconds is not None, now)
+        return self.parking.done(shift, seconds, now)
 
     # ---- batches
 
@@ -268,38 +288,9 @@ class Scheduler:
         work, n = (ready[:], n_ready) if together else ([], 0)
         n_decodes = len(work)
         if n < budget and self.duties.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
-            n = self._fill_prefill(now, work, n, best_in_flight(self.encoding.values()) if interrupts else LAST)
+            before = best_in_flight(self.encoding.values()) if interrupts else LAST
+            n = self._prompts.fill(now, work, n, before)
         return (work, n, n_decodes) if work else (ready, n_ready, len(ready))
-
-    def _fill_prefill(self, now: float, work: list[TokenWork], n: int, before: Rank) -> int:
-        """Add chunks of sequences that go before `before` to `work` of `n` tokens; returns its new number of tokens."""
-        budget, n_before, whole = self.budgets.tokens, n, n > 0 and self.gap.waits(now)
-        if not (other_s := self.gap.other_s(n, now)):
-            return n
-        pace: Pace | Gap = self.gap if n and self.gap.bounded else self._order.pace
-        most_s, spent_s = min(self.budgets.step_s - n * self._order.pace.token_s(), other_s), 0.0
-
-        def tokens_in_time(seq: LiveSequence) -> int:
-            left_s = self.fair.time_for(seq, most_s - spent_s, spent_s)
-            count = 0 if seq.rank > before else pace.chunk_in(left_s, seq, first=n == n_before and not whole)
-            return 0 if whole and count < self._admission.left_of(seq) else count
-
-        def admit(new: LiveSequence) -> bool:
-            """Admit no more than may be half way through prefill, except those that this batch completes."""
-            in_time = tokens_in_time(new)
-            n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
-            if not in_time or (n_begun >= self.policy.half_way and new.rest[0] > min(budget - n, in_time)):
-                return False
-            return self._admission.admit(new) and self._enter(new) and new.stage is Stage.PREFILL
-
-        for seq in self._order.turns(self.prefilling.values(), self._admission.to_prefill(), admit):
-            fit = tokens_in_time(seq)
-            count = add_chunk(work, seq, min(budget - n, fit), first=n == n_before)
-            n += count
-            spent_s += count * pace.token_s(seq)
-            if n >= budget or not (fit or whole) or (spent_s >= self.budgets.enough_s and count and work[-1].sample):
-                break
-        return n
 
     def _fill_vision(self, now: float, departed: list[LiveSequence]) -> list[EncodeWork]:
         if not (self.encoding or self.waiting.pictured) or not self.gate.is_open(now):
@@ -310,9 +301,10 @@ class Scheduler:
         def admit(new: LiveSequence) -> bool:
             if not self._admission.admit(new):
                 return False
-            if not self._enter(new):
+            entered = self._enter(new)
+            if not entered and new.id not in self.fetching.live:
                 departed.append(new)
-            return True
+            return new.id not in self.fetching.live
 
         for seq in self._order.turns(self.encoding.values(), self._admission.to_encode(), admit):
             most = min(most, self._order.pace.pictures_in(self.fair.time_for(seq, most_s, 0.0)))
@@ -331,7 +323,10 @@ class Scheduler:
         self._wait(seq)
 
     def _enter(self, seq: LiveSequence) -> bool:
-        """Put a sequence into the stage its cursor names. False if that runs elsewhere: then it migrates."""
+        """Put a sequence into the stage its cursor names. False if that runs elsewhere: then it migrates; or if some of
+        it is still being fetched."""
+        if seq.id in self.fetching.live:
+            return False
         here = self.duties.runs(seq.stage)
         (self._running[seq.stage] if here else self.migrating)[seq.id] = seq
         return here
@@ -437,14 +432,9 @@ class Scheduler:
     def check(self) -> None:
         """Check that every live sequence is in exactly one place and the caches agree with the leases. For tests. (The
         caller checks that no lease is left at the end, after the last batch was applied.)"""
-        queued, running = [*self.waiting.pictured, *self.waiting.ready], self._running.values()
-        places = [*queued, *(s for group in running for s in group.values()), *self.migrating.values()]
-        places += self.parking.live
-        assert not self.arriving.keys() & self._live.keys(), "seen before it landed"
+        waits = [*self.waiting.pictured, *self.waiting.ready, *self.parking.live, *self.fetching.live.values()]
+        check_places(self._live, self._running, self.migrating, waits, self.arriving)
         assert not any(self.duties.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"
-        assert len(places) == len({s.id for s in places}) == len(self._live), "a sequence is lost or doubled"
-        for stage, group in self._running.items():
-            assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"
         self.waiting.check()
         self.room.caches.check()
         self.parking.check()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from hydrainfer.cache import HOST
 from hydrainfer.cluster.messages import decode_to_hub, decode_to_instance
 from hydrainfer.cluster.node import HUB
 from hydrainfer.core import Lane, Parcel, Stage
@@ -130,7 +131,7 @@ def _tap_parking(parking, faults):
 
     def shifted(copy):
         shift(copy)
-        faults.reach("entering" if copy.enters else "leaving")
+        faults.reach("entering" if copy.source == HOST else "leaving")
 
     parking.landed, parking._shift = tapped, shifted
 

@@ -20,7 +20,7 @@ from hydrainfer.engine import Copies, Engine, Moves, Timing
 from hydrainfer.machine import host_identity
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.engine.rig import TimedRunner
-from tests.scheduler.fakes import EMBED, KV, FakeDevice
+from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice
 
 HANDSHAKE_S = 2.0
 TIMING = Timing(lease_s=12.0, renew_s=3.0, resend_s=2.0, patience_s=60.0, cut_s=10.0)
@@ -50,11 +50,6 @@ class FakePuller:
         self.exports = {spec: ExportHandle(self.me) for spec in cluster.caches[name].specs}
         self.n_blocks = Counter()
 
-    @staticmethod
-    def source_of(pulls):
-        """The tier of a peer that is copied from."""
-        return DEVICE
-
     def pull(self, sources, pulls):
         rng, now = self.cluster.rng, self.cluster.now
         mine = self.cluster.memory[self.me]
@@ -76,7 +71,7 @@ class FakePuller:
                 theirs = self.cluster.memory[sources[spec].owner]
                 self.n_blocks[spec] += len(ids)
                 for a, b in zip(source_ids, ids, strict=True):
-                    mine.copy(spec, pulls.tier, theirs, self.source_of(pulls), a, b)
+                    mine.copy(spec, pulls.tier, theirs, sources[spec].ways.get("tier", DEVICE), a, b)
 
         self.cluster.at(end, copy)
         return ticket
@@ -99,12 +94,14 @@ class FakePuller:
         pass
 
 
-class HostPuller(FakePuller):
-    """The same between an instance's device and its host."""
+class OwnPuller(FakePuller):
+    """The same between an instance's own tiers, which have `exports`."""
 
-    @staticmethod
-    def source_of(pulls):
-        return DEVICE if pulls.tier == HOST else HOST
+    def __init__(self, name, incarnation, cluster, tiers):
+        super().__init__(name, incarnation, cluster)
+        self.exports = {
+            tier: {spec: ExportHandle(self.me, ways={"tier": tier}) for spec in self.exports} for tier in tiers
+        }
 
 
 class CheckedDevice(FakeDevice):
@@ -153,7 +150,7 @@ class Cluster:
     """`chaos`: messages between instances are lost, doubled and reordered, copies fail. `more`: blocks of caches beside
     KV and embeddings. `landing`: blocks in host memory of every cache that decoding requests hold, where some run.
     `compile_s`: time for a grammar, on each instance. `sockets`: instances read each other's blocks over sockets, which
-    a cut pair does not have."""
+    a cut pair does not have. `keeps_evicted`: each instance has a `DictTier`."""
 
     def __init__(
         self,
@@ -169,11 +166,13 @@ class Cluster:
         landing=0,
         compile_s=0.0,
         sockets=False,
+        keeps_evicted=False,
     ):
         self.sizes = {EMBED: embed_blocks, KV: kv_blocks, **(more or {})}
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
         self.headroom, self.tokens_budget, self.landing = headroom, tokens, landing
         self.compile_s, self.compiled_at = compile_s, {}
+        self.keeps_evicted, self.tiers = keeps_evicted, {}
         self.sockets, self.cuts, self.offers = sockets, Counter(), defaultdict(set)
         self.events, self.n_events, self.n_awaited = [], 0, 0
         self.outputs, self.lifecycle, self.forgotten, self.failures = [], [], [], {}
@@ -206,7 +205,8 @@ class Cluster:
         budgets = Budgets(tokens=self.tokens_budget, images=2, running=6)
         decodes = [spec for spec in sizes if role.runs(Stage.DECODE) and Stage.DECODE in spec.stages]
         hosted = CacheSet({spec: self.landing for spec in decodes if self.landing})
-        s = Scheduler(role, self.caches[name], budgets, policy, host=hosted)
+        self.tiers[name] = [DictTier(self.devices[name])] if self.keeps_evicted else []
+        s = Scheduler(role, self.caches[name], budgets, policy, hosted, self.tiers[name])
         runners = {
             lane: TimedRunner(self.devices[name], lambda: self.now, 3.0 if lane is Lane.VISION else 1.0)
             for lane in role.lanes
@@ -214,8 +214,9 @@ class Cluster:
         wire = self.wires[name] = Wire(self, name, incarnation)
         node = self.nodes[name] = Node(self.plans[name], incarnation, wire, lambda: self.now)
         moves = Moves(name, incarnation, s, node.placer, node, self.pullers[name], TIMING)
-        host = self.hosts[name] = HostPuller(name, incarnation, self)
-        copies = Copies(s, host, dict.fromkeys((DEVICE, HOST), host.exports)) if hosted.specs else None
+        own = OwnPuller(name, incarnation, self, [DEVICE, HOST, *(tier.name for tier in self.tiers[name])])
+        self.hosts[name] = own
+        copies = Copies(s, own, own.exports) if hosted.specs or self.tiers[name] else None
         told = (node.sink, node.record)
         self.engines[name] = Engine(s, runners, *told, moves=moves, moved=node.moved, ready=ready, copies=copies)
         node.start(self.engines[name], {})
@@ -405,3 +406,5 @@ class Cluster:
             engine.scheduler.check()
             self.caches[name].check(idle=True)
             engine.scheduler.parking.caches.check(idle=True)
+            for tier in self.tiers[name]:
+                tier.check_idle()

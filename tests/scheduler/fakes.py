@@ -1,6 +1,8 @@
 """A device without tensors: it keeps what each cache slot holds and fails if a batch reads what was not written."""
 
-from hydrainfer.cache import HOST, CacheSet, EmbedSpec, FullSpec
+from collections import Counter
+
+from hydrainfer.cache import DEVICE, CacheSet, EmbedSpec, FullSpec
 from hydrainfer.core import (
     MediaSpan,
     Request,
@@ -93,10 +95,47 @@ class Guess:
         return tuple(tokens[n:])
 
 
+class DictTier:
+    """A tier of somebody else: a dict that takes the blocks which a device evicts, and has room for `most` of them."""
+
+    def __init__(self, device, most=10**9, name="dict"):
+        self.device, self.most, self.name = device, most, name
+        self.version = self.n_taken = 0
+        self.blocks = {}  # by cache and key, oldest first
+        self.held = Counter()
+
+    def evicted(self, spec, keys, blocks):
+        for key, block in zip(keys, blocks, strict=True):
+            if (spec, key) in self.blocks:
+                continue
+            free = [entry for entry, mine in self.blocks.items() if not self.held[entry[0], mine]]
+            if len(self.blocks) >= self.most and not free:
+                continue
+            if len(self.blocks) >= self.most:
+                del self.blocks[free[0]]
+            self.n_taken += 1
+            self.blocks[spec, key] = self.n_taken
+            self.device.copy(spec, self.name, self.device, DEVICE, block, self.n_taken)
+            self.version += 1
+
+    def find(self, spec, keys):
+        return [self.blocks.get((spec, key)) for key in keys]
+
+    def hold(self, spec, blocks):
+        self.held.update((spec, block) for block in blocks)
+
+    def drop(self, spec, blocks):
+        self.held.subtract((spec, block) for block in blocks)
+        assert min(self.held.values(), default=0) >= 0, "dropped twice"
+
+    def check_idle(self):
+        assert not any(self.held.values()), "blocks are held though nobody reads them"
+
+
 class FakeDevice:
     """Executes batches at once. `kv[(block, offset)] = (position, all up to there)`, `embed[block] = (key, part)`;
     where there are such caches, `window` is as `kv`, and `state[block] = (tokens, all of them)`. `hosted`: the same of
-    caches of the host tier, by their names."""
+    the caches of other tiers, by tier and name."""
 
     def __init__(self, window=WINDOW):
         self.kv, self.embed, self.window, self.state = {}, {}, {}, {}
@@ -116,7 +155,7 @@ class FakeDevice:
         return result
 
     def slots(self, name, tier):
-        return self.hosted.setdefault(name, {}) if tier == HOST else getattr(self, name)
+        return getattr(self, name) if tier == DEVICE else self.hosted.setdefault((tier, name), {})
 
     def copy(self, name, tier, theirs, their_tier, source, target):
         """Block `source` of another device's cache `name` in `their_tier` becomes block `target` of this one's."""

@@ -113,17 +113,16 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
 
     def shift():
         """Copies begin, and end in any order."""
-        s.unpark()
-        shifts.extend(s.parking.shifts())
+        shifts.extend(s.shifts())
         for copy in [c for c in shifts if rng.random() < 0.5]:
             shifts.remove(copy)
             if rng.random() < 0.1:
-                assert s.parking.done(copy, None, float(step)) == (not copy.seq.cancelled)
+                assert s.shifted(copy, None, float(step)) == (not copy.seq.cancelled)
                 continue
             for name, blocks in copy.pulls.blocks.items():
                 for source, target in zip(*blocks, strict=True):
                     device.copy(name, copy.pulls.tier, device, copy.source, source, target)
-            assert not s.parking.done(copy, 0.001, float(step))
+            assert not s.shifted(copy, 0.001, float(step))
 
     added = set()
     for step in range(4000):
