@@ -48,7 +48,7 @@ from hydrainfer.config.cost import read_cost_model
 from hydrainfer.core import CostModel
 from hydrainfer.metrics import at_quantile
 from hydrainfer.planner.costs import CostFile, fit_cost, link_of
-from hydrainfer.planner.simulation import Link
+from hydrainfer.planner.nouns import Link
 from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, Constant, Poisson, distinct_chats, encoded
 

@@ -16,8 +16,9 @@ from hydrainfer.config import Slo, check_known, converted, read_yaml
 from hydrainfer.core import ConfigError, Layout, Stage
 from hydrainfer.planner.costs import EngineModel, read_hardware
 from hydrainfer.planner.inputs import prompts_of, shape_of
+from hydrainfer.planner.nouns import TraceRequest
 from hydrainfer.planner.search import Bounds, Study, bracket, mean_interval_s, narrow, served_at, study_of
-from hydrainfer.planner.simulation import ServedRequest, TraceRequest
+from hydrainfer.planner.simulation import ServedRequest
 from hydrainfer.workload.sources import Poisson, due_times_s
 
 _EXACT = 0.04  # relative tolerance of a predicted goodput

@@ -13,8 +13,8 @@ import uvloop
 from rich.console import Console
 
 from hydrainfer.core import ConfigError, Layout
+from hydrainfer.planner.nouns import CoreTime
 from hydrainfer.planner.search import Bounds, Live, Row, Study, attempt, layout_file, measured
-from hydrainfer.planner.simulation import CoreTime
 from hydrainfer.profiling.question import ProfileSetup, burst_shape
 from hydrainfer.workload.deployments import HardwareSlice
 from hydrainfer.workload.measuring import Comparison, ComparisonPlan, Effort

@@ -24,8 +24,8 @@ from hydrainfer.planner.costs import (
     read_hardware,
 )
 from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
+from hydrainfer.planner.nouns import ServerCost, TraceRequest
 from hydrainfer.planner.search import DeviceKind, Study, candidates_of, study_of
-from hydrainfer.planner.simulation import ServerCost, TraceRequest
 from hydrainfer.profiling.calibrating import calibrated, read_measured
 from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.workload.sources import Constant, Gamma, OpenLoop, Poisson, Workload, read_workload

@@ -12,7 +12,7 @@ import yaml
 from hydrainfer.config import read_yaml
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, CostModel
-from hydrainfer.planner.simulation import Link
+from hydrainfer.planner.nouns import Link
 
 
 class BatchShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

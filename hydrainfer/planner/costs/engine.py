@@ -15,7 +15,7 @@ from hydrainfer.config import converted, locate, read_yaml
 from hydrainfer.core import ConfigError, CostModel
 from hydrainfer.engine import Overlap
 from hydrainfer.planner.costs.hardware import Hardware
-from hydrainfer.planner.simulation import ServerCost
+from hydrainfer.planner.nouns import ServerCost
 from hydrainfer.scheduler import Budgets, Policy
 
 Scheduling = Literal["stage-level", "decode-first", "prefill-first"]

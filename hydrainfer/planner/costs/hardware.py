@@ -8,7 +8,7 @@ import msgspec
 
 from hydrainfer.config import converted, locate, read_yaml
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.simulation import Link
+from hydrainfer.planner.nouns import Link
 
 GIB = 1 << 30
 

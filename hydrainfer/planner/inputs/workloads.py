@@ -17,7 +17,7 @@ from PIL import Image
 
 from hydrainfer.core import ConfigError, InvalidRequest
 from hydrainfer.metrics import at_quantile
-from hydrainfer.planner.simulation import ANSWER, PromptPart, TraceRequest
+from hydrainfer.planner.nouns import ANSWER, PromptPart, TraceRequest
 from hydrainfer.processor import read_data_url
 from hydrainfer.workload.sources import (
     TOKENS_PER_WORD,

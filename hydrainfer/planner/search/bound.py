@@ -12,9 +12,9 @@ import msgspec
 
 from hydrainfer.cache import tokens_in
 from hydrainfer.core import CostModel, Layout, Stage
+from hydrainfer.planner.nouns import ANSWER, TraceRequest
 from hydrainfer.planner.search.layouts import role_of
 from hydrainfer.planner.search.study import Study
-from hydrainfer.planner.simulation import ANSWER, TraceRequest
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
@@ -66,7 +66,7 @@ class Bounds:
             rate = min((_most(able, by) for by in {*able} if sum(by.seconds)), default=math.inf)
             if rate < found.rate:
                 found = Bound(rate, stages)
-        served = self._study.front(layout).most(self._study.trace, len(layout.instances), found.rate)
+        served = self._study.host_cost(layout).most(self._study.trace, len(layout.instances), found.rate)
         return Bound(served, ()) if served < found.rate else found
 
 

@@ -14,21 +14,11 @@ from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, CostModel, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
 from hydrainfer.engine import Overlap
-from hydrainfer.planner.costs import (
-    Choice,
-    CostFile,
-    EngineModel,
-    Hardware,
-    ModelShape,
-    blocks_of,
-    budgets_for,
-    choices_for,
-    cost_of,
-    mix_of,
-)
+from hydrainfer.planner.costs import CostFile, EngineModel, Hardware, ModelShape, blocks_of, cost_of
+from hydrainfer.planner.nouns import Link, ServerCost, TraceRequest
+from hydrainfer.planner.search.budgets import Choice, budgets_for, choices_for, mix_of
 from hydrainfer.planner.search.layouts import layouts, placed_layouts, role_of
 from hydrainfer.planner.search.study import Station, Study
-from hydrainfer.planner.simulation import Link, ServerCost, TraceRequest
 from hydrainfer.scheduler import RUNNING, STEP_S, Budgets
 
 DeviceKind = Literal["gpu", "cpu", "emulated"]

@@ -11,8 +11,8 @@ import msgspec
 
 from hydrainfer.core import CostModel, Layout, Stage
 from hydrainfer.metrics import INTERVALS, Timeline, Timelines, Verdict, blamed, judge, per_token
+from hydrainfer.planner.nouns import TraceRequest
 from hydrainfer.planner.search.study import Study, attempt
-from hydrainfer.planner.simulation import TraceRequest
 
 _NO_TOKEN = Verdict(ttft=False, tpot=True, e2e=True)
 _UNLOADED = 24  # requests simulated without load, for the usual intervals

@@ -15,17 +15,10 @@ from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
 from hydrainfer.engine import EventSink, Overlap
 from hydrainfer.metrics import FAILED, Series, Timelines, Verdict, at_quantile, delay_limit_s, judge
-from hydrainfer.planner.costs import Choice, RequestShare, best_of, slowed, with_steps
-from hydrainfer.planner.simulation import (
-    InstanceModel,
-    Link,
-    ServedRequest,
-    ServerCost,
-    Simulator,
-    TraceRequest,
-    as_requests,
-    at_rate,
-)
+from hydrainfer.planner.costs import slowed, with_steps
+from hydrainfer.planner.nouns import Link, ServerCost, TraceRequest
+from hydrainfer.planner.search.budgets import Choice, RequestShare, best_of
+from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator, as_requests, at_rate
 from hydrainfer.scheduler import Budgets, Policy
 
 _OVERRUN = 4.0  # standard deviations of the queue that forms by chance at the edge of capacity
@@ -79,8 +72,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
             found[name] = best_of(s.choices, share, self.slo, max(1.0, n_output)).budgets if s.choices else s.budgets
         return found
 
-    def front(self, layout: Layout) -> ServerCost:
-        """The host costs of all servers in front of the layout."""
+    def host_cost(self, layout: Layout) -> ServerCost:
+        """The host costs of all servers of the layout."""
         first = Stage.ENCODE if any(t.pictures for t in self.trace) else Stage.PREFILL
         n = sum(role.runs(first) for role in layout.instances) if self.server.each else 1
         return self.server.times(n)
@@ -89,7 +82,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         """The instances of the layout. `rate`: requests per second, whose server work slows instances on the same
         cores."""
         found, budgets = [], self.budgets(layout)
-        server = self.front(layout)
+        server = self.host_cost(layout)
         slowdown = server.slowdown(self.trace, len(layout.instances), rate)
         for n, role in enumerate(layout.instances):
             s = self.stations[str(role)]
@@ -292,7 +285,7 @@ class _Judges:
         instances = study.instances(layout, self._rate)
         simulator = Simulator(instances, study.link, balancing=study.balancing, record=record, watch=watch)
         self.simulator, self._served = simulator, simulator.served
-        ready_s = study.front(layout).ready_s(at_rate(study.trace, self._rate), len(instances))
+        ready_s = study.host_cost(layout).ready_s(at_rate(study.trace, self._rate), len(instances))
         simulator.run(self._requests, {r.id: s for r, s in zip(self._requests, ready_s)})
         return simulator
 

@@ -43,8 +43,8 @@ from hydrainfer.core import (
     owner_of,
 )
 from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap
+from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
-from hydrainfer.planner.simulation.links import HostLink, Link, LinkEnds, ModelledCopy
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 
 _INCARNATION = 1

@@ -1,4 +1,4 @@
-"""Traces, the input of the simulator: requests as numbers of tokens."""
+"""Traces made into the requests that engines take."""
 
 from __future__ import annotations
 
@@ -9,43 +9,12 @@ from itertools import chain
 import msgspec
 
 from hydrainfer.core import ConfigError, MediaSpan, Request, SamplingParams, chain_keys, chain_root
+from hydrainfer.planner.nouns import ANSWER, PromptPart, TraceRequest
 from hydrainfer.planner.simulation.leap import TOKEN
 
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
 _ID = 5  # any token id
 _FIRST_ID = 8  # the first of the ids that tell texts apart
-ANSWER = ""
-"""The name of a part that the server itself generated."""
-
-
-class PromptPart(msgspec.Struct, frozen=True):
-    """A piece of a prompt. Parts of one name have the same content, as far as the shorter one reaches. `picture`:
-    whether the part is a picture."""
-
-    name: str
-    n_tokens: int
-    picture: bool = False
-
-
-class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a trace. `n_text`: prompt tokens that are not picture placeholders; `pictures`: embedding tokens
-    of each picture; `n_output`: tokens to generate. `content` names the pictures: equal names mean the same pictures,
-    "" means new ones. `parts`: the same prompt in order, needed only if it shares content with another prompt.
-    `megapixels`: of all its pictures as they are sent. `whole`: all tokens of a picture are computed at once
-    (`MediaSpan.whole`)."""
-
-    arrival_s: float
-    n_text: int
-    pictures: tuple[int, ...] = ()
-    n_output: int
-    content: str = ""
-    parts: tuple[PromptPart, ...] = ()
-    megapixels: float = 0.0
-    whole: bool = False
-
-    @property
-    def n_prompt(self) -> int:
-        return self.n_text + sum(self.pictures)
 
 
 def as_requests(trace: Iterable[TraceRequest], block_tokens: int = 16) -> list[Request]:

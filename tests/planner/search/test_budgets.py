@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Role
-from hydrainfer.planner.costs.budgets import CHUNKS, MARGIN, PICTURES, SEQUENCES, Mix, budgets_for, largest, mix_of
 from hydrainfer.planner.costs.costfile import BatchShape, BatchTime, CostFile
 from hydrainfer.planner.costs.fitting import predicted_s
-from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.planner.nouns import TraceRequest
+from hydrainfer.planner.search.budgets import CHUNKS, MARGIN, PICTURES, SEQUENCES, Mix, budgets_for, largest, mix_of
 from hydrainfer.scheduler import Budgets
 
 pytestmark = pytest.mark.unit

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.simulation import CoreTime, ServerCost, TraceRequest
+from hydrainfer.planner.nouns import CoreTime, ServerCost, TraceRequest
 
 pytestmark = pytest.mark.unit
 

@@ -28,7 +28,7 @@ from hydrainfer.core import CostModel, Role, Stage
 from hydrainfer.core.cost import beside_s
 from hydrainfer.metrics import at_quantile
 from hydrainfer.planner.costs.costfile import BatchTime, CostFile
-from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.planner.nouns import TraceRequest
 from hydrainfer.scheduler import Budgets
 
 CHUNKS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)

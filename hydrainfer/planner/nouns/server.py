@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.simulation.trace import TraceRequest
+from hydrainfer.planner.nouns.trace import TraceRequest
 
 
 class CoreTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
