@@ -16,7 +16,7 @@ import msgspec
 from PIL import Image
 
 from hydrainfer.core import ConfigError, InvalidRequest
-from hydrainfer.metrics import at_quantile
+from hydrainfer.judging import at_quantile
 from hydrainfer.planner.nouns import ANSWER, PromptPart, TraceRequest
 from hydrainfer.processor import read_data_url
 from hydrainfer.workload.sources import (

@@ -26,7 +26,7 @@ import msgspec
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Role, Stage
 from hydrainfer.core.cost import beside_s
-from hydrainfer.metrics import at_quantile
+from hydrainfer.judging import at_quantile
 from hydrainfer.planner.costs.costfile import BatchTime, CostFile
 from hydrainfer.planner.nouns import TraceRequest
 from hydrainfer.scheduler import Budgets

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hydrainfer.core import Layout
+from hydrainfer.judging import Search
 from hydrainfer.machine import n_cores
-from hydrainfer.metrics import Search
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.layouts import method_of
 from hydrainfer.planner.search.study import Attempt, Study, Trial, observe

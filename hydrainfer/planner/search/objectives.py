@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hydrainfer.core import ConfigError, Layout
-from hydrainfer.metrics import INTERVALS, Search
+from hydrainfer.judging import Search
+from hydrainfer.metrics import INTERVALS
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.goodput import EXACT, Finding, OnProgress, by_rate, workers
 from hydrainfer.planner.search.layouts import method_of

@@ -10,7 +10,8 @@ from statistics import fmean
 import msgspec
 
 from hydrainfer.core import CostModel, Layout, Stage
-from hydrainfer.metrics import INTERVALS, Timeline, Timelines, Verdict, blamed, judge, per_token
+from hydrainfer.judging import Verdict, blamed, judge, per_token
+from hydrainfer.metrics import INTERVALS, Timeline, Timelines
 from hydrainfer.planner.nouns import TraceRequest
 from hydrainfer.planner.search.study import Study, attempt
 

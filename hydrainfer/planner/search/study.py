@@ -14,7 +14,8 @@ from hydrainfer.cache import CacheSizes, CacheSpec, Split
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
 from hydrainfer.engine import EventSink, Overlap
-from hydrainfer.metrics import FAILED, Series, Timelines, Verdict, at_quantile, delay_limit_s, judge
+from hydrainfer.judging import FAILED, Series, Verdict, at_quantile, delay_limit_s, judge
+from hydrainfer.metrics import Timelines
 from hydrainfer.planner.costs import slowed, with_steps
 from hydrainfer.planner.nouns import Link, ServerCost, TraceRequest
 from hydrainfer.planner.search.budgets import Choice, RequestShare, best_of

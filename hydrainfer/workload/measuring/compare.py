@@ -13,8 +13,8 @@ import msgspec
 
 from hydrainfer.config import Slo, converted, read_yaml
 from hydrainfer.core import ConfigError
+from hydrainfer.judging import Goodput, Search, Series
 from hydrainfer.machine import versions
-from hydrainfer.metrics import Goodput, Search, Series
 from hydrainfer.workload.client import Endpoint, Stop
 from hydrainfer.workload.deployments import (
     Deployment,

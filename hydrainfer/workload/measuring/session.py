@@ -11,7 +11,7 @@ import msgspec
 
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
-from hydrainfer.metrics import Goodput, Search, Series
+from hydrainfer.judging import Goodput, Search, Series
 from hydrainfer.workload.client import Endpoint, RequestRecord, ServerFacts, Stop, probe, run_load
 from hydrainfer.workload.results import LoadReport, Reference, Run, report_of, run_of, series_of
 from hydrainfer.workload.sources import (

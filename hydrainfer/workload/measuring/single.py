@@ -16,8 +16,8 @@ import msgspec
 
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
+from hydrainfer.judging import Search
 from hydrainfer.machine import versions
-from hydrainfer.metrics import Search
 from hydrainfer.workload.client import Endpoint, Stop
 from hydrainfer.workload.measuring.session import DEAD_AFTER, Effort, Session, Traffic, Watcher, hopeless
 from hydrainfer.workload.results import PACKAGES, BenchResult, Run, Server, hardware, now

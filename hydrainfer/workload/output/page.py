@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from hydrainfer.metrics import Proportion
+from hydrainfer.judging import Proportion
 from hydrainfer.workload.output.html import document, table
 from hydrainfer.workload.output.svg import COLOURS, Axis, Bar, PlotSeries, Point, legend, lines, stacked
 from hydrainfer.workload.output.tables import conclusions, ms, percent, with_interval

@@ -1,4 +1,4 @@
-"""The part of its time that made a request miss its SLO (`metrics.blamed`), from the server's `timings`.
+"""The part of its time that made a request miss its SLO (`judging.blamed`), from the server's `timings`.
 
 The reference is the median of requests sent one at a time. Time that the server does not account for (network, HTTP,
 reading the body, the client itself) is `outside`.
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics import INTERVALS, at_quantile, blamed, per_token
+from hydrainfer.judging import at_quantile, blamed, per_token
+from hydrainfer.metrics import INTERVALS
 from hydrainfer.workload.client import RequestRecord
 from hydrainfer.workload.results.judged import verdict_of
 

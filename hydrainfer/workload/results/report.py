@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from hydrainfer.metrics import quantile_interval
+from hydrainfer.judging import quantile_interval
 from hydrainfer.workload.client import Failure, LoadResult
 from hydrainfer.workload.sources import Arrivals
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from hydrainfer.config import Slo
+from hydrainfer.judging import Goodput
 from hydrainfer.machine import cpu_name, memory_bytes, n_cores
-from hydrainfer.metrics import Goodput
 from hydrainfer.workload.client import LoadResult, ServerFacts
 from hydrainfer.workload.results.attribution import Breakdown, Reference, breakdown_of
 from hydrainfer.workload.results.judged import Attainment, attainment_of

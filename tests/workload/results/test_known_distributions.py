@@ -8,7 +8,7 @@ import random
 import pytest
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics import Search
+from hydrainfer.judging import Search
 from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.mock import MockServer, Script, drawn
 from hydrainfer.workload.results import report_of, series_of

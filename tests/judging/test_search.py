@@ -8,7 +8,7 @@ import pytest
 from benchmarks.queues import CAPACITY, QUEUES, limit_s, searched, sojourns
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
-from hydrainfer.metrics import Ask, Search, Series, delay_limit_s, effective_n, steady_state, wilson
+from hydrainfer.judging import Ask, Search, Series, delay_limit_s, effective_n, steady_state, wilson
 
 pytestmark = pytest.mark.unit
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from hydrainfer.core import ConfigError
-from hydrainfer.metrics.attainment import Proportion
-from hydrainfer.metrics.steady import Series, Steady, steady_state
+from hydrainfer.judging.attainment import Proportion
+from hydrainfer.judging.steady import Series, Steady, steady_state
 
 _FAR_BELOW = 1000.0  # a search gives up at this fraction of the first rate
 

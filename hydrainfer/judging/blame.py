@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hydrainfer.metrics.attainment import Verdict
-from hydrainfer.metrics.timeline import INTERVALS
+from hydrainfer.judging.attainment import Verdict
+from hydrainfer.metrics import INTERVALS
 
 _BEFORE_FIRST, _AFTER_FIRST = INTERVALS[:5], INTERVALS[5:]  # of the first token
 

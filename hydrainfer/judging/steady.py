@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics.attainment import Z95, Proportion, effective_n, wilson
+from hydrainfer.judging.attainment import Z95, Proportion, effective_n, wilson
 
 ENOUGH = 24.0
 """The number of relaxation times that a run must last for its share to count as that of the steady state."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hydrainfer.metrics import Verdict, blamed, per_token
+from hydrainfer.judging import Verdict, blamed, per_token
 
 pytestmark = pytest.mark.unit
 USUAL = {"prefill": 0.3, "decode": 0.01}

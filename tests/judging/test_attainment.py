@@ -3,7 +3,7 @@ import random
 import pytest
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics import Proportion, judge, quantile_interval
+from hydrainfer.judging import Proportion, judge, quantile_interval
 
 pytestmark = pytest.mark.unit
 
