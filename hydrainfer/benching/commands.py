@@ -138,7 +138,7 @@ def compare(**flags: Any) -> None:
 
 def _finish(result: Any, out: Path | None, as_json: bool) -> None:
     """Show and write the result; exit 1 if the server is gone or none could be measured, 130 if interrupted."""
-    from hydrainfer.workload.output import conclusions, tables_of, write_files
+    from hydrainfer.reports.bench import conclusions, tables_of, write_files
 
     console = Console(stderr=as_json, highlight=False)
     if not console.is_terminal:

@@ -75,8 +75,7 @@ def profile(**flags: Any) -> None:
 def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log: Console) -> None:
     """Show and write the plan; exit with `NOTHING` if no layout carries anything."""
     from hydrainfer.profiling.answer import winners_file
-    from hydrainfer.profiling.files import write_plan
-    from hydrainfer.profiling.tables import conclusions, ranked
+    from hydrainfer.reports.plan import conclusions, ranked, write_plan
     from hydrainfer.workload.output import say_next
 
     console = log if q.json else Console(highlight=False)

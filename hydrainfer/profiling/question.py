@@ -26,7 +26,6 @@ from hydrainfer.planner.costs import (
 from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
 from hydrainfer.planner.nouns import ServerCost, TraceRequest
 from hydrainfer.planner.search import DeviceKind, Study, candidates_of, study_of
-from hydrainfer.profiling.calibrating import calibrated, read_measured
 from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.workload.sources import Constant, Gamma, OpenLoop, Poisson, Workload, read_workload
 
@@ -168,8 +167,6 @@ def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
     engine = read_engine(q.engine)
     if cost is not None and engine.scheduling != "stage-level":
         raise ConfigError("measured and emulated times are HydraInfer's: leave --engine out", param="engine")
-    if q.calibrate is not None:
-        engine = calibrated(engine, read_measured(q.calibrate))
     more, kinds = _more(q, workload), _kinds(q)
     return ProfileSetup(q, shape, device, cost, kind, workload, trace, more, slo, threads, engine, kinds)
 

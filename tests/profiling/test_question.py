@@ -18,7 +18,7 @@ from hydrainfer.planner.search import LayoutPlan, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.options import Profile, ProfileQuestion, check_flags
 from hydrainfer.profiling.question import prepare
-from hydrainfer.profiling.tables import conclusions
+from hydrainfer.reports.plan.tables import conclusions
 
 pytestmark = pytest.mark.cpu
 FAST = Path("configs/costs/fast.yaml")
@@ -151,10 +151,8 @@ def test_what_cannot_be_planned_is_said_in_a_line(changes, said):
         ({"objective": "ttft", "rate": 1.0, "exhaustive": True}, "--exhaustive is for --objective goodput"),
         ({"rate": 1.0}, "--rate is for the objectives devices, ttft and tpot"),
         ({"grid": True}, "--grid is for the page and the JSON"),
-        ({"calibrate": FAST}, "--calibrate .* give --hardware"),
-        ({"hardware": "h800", "cost_model": FAST, "calibrate": FAST}, "--calibrate .* no --cost-model"),
         ({"measure_minutes": 1.0, "save_cost_model": FAST}, None),
-        ({"hardware": "h800", "calibrate": FAST, "exhaustive": True}, None),
+        ({"hardware": "h800", "exhaustive": True}, None),
         ({"grid": True, "json": True}, None),
         ({"objective": "tpot", "rate": 1.0}, None),
     ],

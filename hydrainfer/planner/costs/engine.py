@@ -39,7 +39,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     budgets of the engine; None if they follow from the SLO. `step_base_s`, `encode_base_s`: host time per step and per
     vision batch during which the device waits; None for the device's own value. `slower`: the factor by which
     arithmetic takes longer than described; `mixed`: one more such factor for instances that also encode (both fitted by
-    `profiling.calibrating`). `server`: host time of everything but the model. `error`: in nine of ten cases, the
+    `benchmarks/calibrating.py`). `server`: host time of everything but the model. `error`: in nine of ten cases, the
     measured value is within a factor of 1 + `error` of the predicted one (docs/planning.md); None if not known.
     `sources`: where the numbers are from. Raises `ConfigError`.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.output.page import page_of
+from hydrainfer.reports.bench.page import page_of
 from hydrainfer.workload.results import BenchResult, Percentiles, Run
 
 

@@ -1,29 +1,24 @@
-"""The report of a plan as one HTML page that needs no network, and its figures as one PNG picture."""
+"""The report of a plan as one HTML page that needs no network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from pathlib import Path
-from typing import Any
 
 from hydrainfer.planner.search import LayoutPlan, Live, RoleUse, Row
-from hydrainfer.profiling import whatif
-from hydrainfer.profiling.figures import (
+from hydrainfer.reports.drawing import document, ms, percent, table
+from hydrainfer.reports.plan import whatif
+from hydrainfer.reports.plan.figures import (
     attainment,
     bars,
     by_ratio,
     colour_of,
-    curves,
     grid,
-    latency_axis,
     legend_of,
     methods_of,
-    ratio_names,
     shown_rows,
 )
-from hydrainfer.profiling.tables import answer, conclusions, interval, only_epd, regret, said, thousand
-from hydrainfer.workload.output import document, ms, percent, table
+from hydrainfer.reports.plan.tables import answer, conclusions, interval, only_epd, regret, said, thousand
 
 _STYLE = """
 .answer{font-size:17px;line-height:1.45;background:var(--tint);border-left:4px solid var(--mark);padding:12px 16px;
@@ -248,74 +243,3 @@ def _budgets(plan: LayoutPlan) -> str:
     names = list(dict.fromkeys(name for budgets in plan.budgets.values() for name in budgets))
     rows = [[escape(role), *(str(b.get(name, "–")) for name in names)] for role, b in plan.budgets.items()]
     return table(["role", *(escape(name.replace("_", " ")) for name in names)], rows)
-
-
-def plan_png(plan: LayoutPlan, path: Path) -> bool:
-    """Draw bars and ratios as one picture. Returns False, without a picture, if matplotlib is missing. Raises
-    `OSError`."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    rows = shown_rows(plan)
-    high = 1.2 + 0.24 * len(rows)
-    figure = Figure(figsize=(11, high + (3.8 if plan.ratios else 0.0)), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    if plan.ratios:
-        grid_ = figure.add_gridspec(2, 2, height_ratios=[high, 3.8])
-        _png_bars(figure.add_subplot(grid_[0, :]), rows, only_epd(plan))
-        for i, name in enumerate(("ttft", "tpot")):
-            _png_ratios(figure.add_subplot(grid_[1, i]), plan, name)
-    else:
-        _png_bars(figure.add_subplot(), rows, only_epd(plan))
-    figure.suptitle(f"{title_of(plan)}\n{plan.slo}", fontsize=11)
-    figure.savefig(path)
-    return True
-
-
-def _png_bars(ax: Any, rows: Sequence[Row], epd: Row | None) -> None:
-    for i, row in enumerate(rows):
-        colour, high = colour_of(row.method), row.goodput_high or row.bound
-        if row.goodput:
-            reach = min(high, row.goodput * 1.25)
-            low = row.goodput_low or row.goodput
-            ax.barh(i, row.goodput, color=colour, height=0.7)
-            ax.errorbar(row.goodput, i, xerr=[[row.goodput - low], [reach - row.goodput]], color="#1c2024", capsize=2)
-            ax.text(reach, i, f"  {said(row.goodput)}", va="center", fontsize=8)
-        else:
-            ax.barh(i, high, color=colour, height=0.7, alpha=0.2, edgecolor=colour, linestyle="--")
-            ax.text(high, i, f"  less than {said(high)}", va="center", fontsize=8, color="#7c858f")
-    if epd is not None and epd.goodput:
-        ax.axvline(epd.goodput, color="#b5484f", linestyle="--", linewidth=1)
-    ax.set_yticks(range(len(rows)), [row.layout for row in rows], fontsize=8)
-    ax.invert_yaxis()
-    ax.margins(x=0.12)
-    ax.set_xlabel("requests per second within the SLO")
-    for method in methods_of(rows):
-        ax.barh(0, 0, color=colour_of(method), label=method)
-    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def _png_ratios(ax: Any, plan: LayoutPlan, name: str) -> None:
-    found, names = curves(plan.ratios, name), ratio_names(plan.ratios)
-    y = latency_axis(found, name, plan.slo)
-    for curve in found:
-        at = [float("nan") if v is None else min(v, y.most) for v in curve.latencies_ms]
-        if curve.method == "EPD":
-            ax.axhline(at[0], color=colour_of("EPD"), label=curve.layouts[0])
-        else:
-            ax.plot(range(1, len(at) + 1), at, "o-", color=colour_of(curve.method), label=curve.method, markersize=4)
-    if y.limit is not None:
-        ax.axhline(y.limit, color="#b5484f", linestyle="--", linewidth=1)
-    ax.set_yscale("log" if y.log else "linear")
-    ax.set_ylim(y.least, y.most * 1.02)
-    ax.set_yticks(y.ticks(), [y.said(tick) for tick in y.ticks()])
-    ax.set_yticks([], minor=True)
-    ax.set_xticks(range(1, len(names) + 1), names, fontsize=8)
-    ax.set_xlabel("devices of the first role : of the second")
-    ax.set_ylabel(f"{y.label}, at {said(plan.ratios[0].rate)}/s")
-    ax.legend(fontsize=8)
-    ax.grid(alpha=0.3)
-    ax.spines[["top", "right"]].set_visible(False)

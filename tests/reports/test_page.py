@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from hydrainfer.planner.search import layouts
-from hydrainfer.profiling.figures import HUES, bars, by_ratio, gain_of, latency_axis, shown_rows
-from hydrainfer.profiling.page import plan_page, plan_png, workload_lines
-from hydrainfer.workload.output import COLOURS
+from hydrainfer.reports.drawing import COLOURS
+from hydrainfer.reports.plan.figures import HUES, bars, by_ratio, gain_of, latency_axis, shown_rows
+from hydrainfer.reports.plan.page import plan_page, workload_lines
 from tests.browser import chromium
-from tests.profiling.plans import EPD, SPLIT, below, plan, row, whole
+from tests.reports.plans import EPD, below, plan, row, whole
 
 pytestmark = pytest.mark.unit
 EMPTY = ("meta", "br", "input", "line", "path", "rect", "circle", "polyline")
@@ -115,7 +115,7 @@ def test_what_if_has_the_cells_that_were_simulated():
 
 
 def test_latencies_far_beyond_the_slo_are_cut_off():
-    from hydrainfer.profiling.figures import Curve
+    from hydrainfer.reports.plan.figures import Curve
 
     axis = latency_axis([Curve("E+PD", ["1E1PD"], [10.0]), Curve("EPD", ["2EPD"], [90_000.0])], "ttft", whole().slo)
     assert axis.log and 10.0 / 2 < axis.least < 10.0 and 5_000 < axis.most < 10_000 and axis.limit == 250.0
@@ -133,14 +133,6 @@ def test_gains():
 def test_a_mean_and_its_percentile_are_one_line():
     lines = dict(workload_lines({"dataset": "textcaps", "output_mean": 31.04, "output_p90": 48.0, "requests": 500.0}))
     assert lines == {"dataset": "textcaps", "output tokens, mean": "31.04, p90 48", "requests": "500"}
-
-
-def test_a_picture_if_there_is_matplotlib(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    assert plan_png(whole(), tmp_path / "a.png") and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert plan_png(plan(SPLIT), tmp_path / "b.png")
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    assert not plan_png(whole(), tmp_path / "c.png") and not (tmp_path / "c.png").exists()
 
 
 CUT_OFF = "[...document.querySelectorAll('.scroll,.all')].filter(x => x.scrollWidth > x.clientWidth).length"

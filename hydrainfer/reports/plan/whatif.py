@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from hydrainfer.planner.search import LayoutPlan
-from hydrainfer.profiling.tables import only_epd
-from hydrainfer.workload.output import ms
+from hydrainfer.reports.drawing import ms
+from hydrainfer.reports.plan.tables import only_epd
 
 STYLE = """
 .if{display:grid;grid-template-columns:max-content minmax(0,1fr) max-content;gap:6px 14px;align-items:center;

@@ -1,8 +1,7 @@
 """An OpenAI-style server without a model: it streams tokens at set times, queues if told to, misbehaves on demand.
 
-It is shipped, not only used in tests: it shows what the client itself costs on a machine
-(`benchmarks/b04_client_overhead.py`), and `python -m hydrainfer.workload.mock --ttft-ms lognormal:50:0.3 --itl-ms 10`
-starts a server to try `hydrainfer bench` on.
+It also shows what the client itself costs on a machine (`benchmarks/b04_client_overhead.py`), and
+`python -m tests.workload.mock --ttft-ms lognormal:50:0.3 --itl-ms 10` starts a server to try `hydrainfer bench` on.
 """
 
 from __future__ import annotations
@@ -234,7 +233,7 @@ def main() -> None:
 
     async def serve() -> None:
         async with MockServer(drawn(service, ttft, itl, args.seed), slots=args.slots, port=args.port) as server:
-            print(f"ready {server.url}   (Ctrl-C stops)", flush=True)  # noqa: T201
+            print(f"ready {server.url}   (Ctrl-C stops)", flush=True)
             await asyncio.Event().wait()
 
     with contextlib.suppress(KeyboardInterrupt):

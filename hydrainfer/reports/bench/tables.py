@@ -6,15 +6,8 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from hydrainfer.reports.drawing import ms
 from hydrainfer.workload.results import LIMITS, NOISY_CORES, PARTS, BenchResult, Percentiles, Run, by_rate
-
-
-def ms(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds * 1e3:.4g}"
-
-
-def percent(share: float) -> str:
-    return f"{share * 100:.1f} %"
 
 
 def with_interval(found: Percentiles | None, name: str) -> str:

@@ -61,16 +61,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         given = {name: getattr(self, name) for name in numbers} | {"pictures": min(chain(*self.pictures), default=None)}
         for name, number in given.items():
             if number is not None and not 0 < number < math.inf:
-                raise ConfigError(f"{self.name}: {name} must be positive, not {number:g}", param="calibrate")
+                raise ConfigError(f"{self.name}: {name} must be positive, not {number:g}", param="points")
 
 
 def read_measured(path: Path) -> tuple[Measured, ...]:
     """The `points:` of a file. Raises `ConfigError`."""
     content: dict[str, Any] = read_yaml(path)
     check_known(next(iter(content), "points"), ("points",), str(path))
-    found = converted(content.get("points", []), tuple[Measured, ...], str(path), "calibrate")
+    found = converted(content.get("points", []), tuple[Measured, ...], str(path), "points")
     if not found:
-        raise ConfigError(f"{path} has no points", param="calibrate")
+        raise ConfigError(f"{path} has no points", param="points")
     return found
 
 
@@ -131,7 +131,7 @@ def _log_off(m: Measured, engine: EngineModel) -> float:
         raise ConfigError(
             f"{m.name}: the predicted {m.quantity} is 0, so {engine.name} cannot be fitted to it; check the point, or "
             "leave it out",
-            param="calibrate",
+            param="points",
         )
     return math.log(off_by(m, value))
 

@@ -8,19 +8,17 @@ import msgspec
 
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.search import LayoutPlan
-from hydrainfer.profiling.page import plan_page, plan_png
+from hydrainfer.reports.plan.page import plan_page
 
 
 def write_plan(plan: LayoutPlan, layout: str | None, out: Path) -> list[Path]:
-    """Write plan.json, report.html, report.png (with matplotlib) and, unless nothing meets the SLO, layout.yaml;
-    returns their paths. Raises `ConfigError`."""
+    """Write plan.json, report.html and, unless nothing meets the SLO, layout.yaml; returns their paths. Raises
+    `ConfigError`."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         written = [out / "plan.json", out / "report.html"]
         written[0].write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
         written[1].write_text(plan_page(plan), "utf-8")
-        if plan_png(plan, out / "report.png"):
-            written.append(out / "report.png")
         if layout is not None:
             written.append(out / "layout.yaml")
             written[-1].write_text(layout, "utf-8")

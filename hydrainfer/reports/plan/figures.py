@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from hydrainfer.config import Slo
 from hydrainfer.planner.search import Cell, LayoutPlan, Ratio, Row
-from hydrainfer.profiling.tables import interval, regret, said
-from hydrainfer.workload.output import COLOURS, Axis, PlotSeries, Point, legend, lines, ms, words
+from hydrainfer.reports.drawing import COLOURS, Axis, PlotSeries, Point, legend, lines, ms, words
+from hydrainfer.reports.plan.tables import interval, regret, said
 
 HUES = {
     "EPD": "#767d86",

@@ -7,9 +7,21 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from hydrainfer.judging import Proportion
-from hydrainfer.workload.output.html import document, table
-from hydrainfer.workload.output.svg import COLOURS, Axis, Bar, PlotSeries, Point, legend, lines, stacked
-from hydrainfer.workload.output.tables import conclusions, ms, percent, with_interval
+from hydrainfer.reports.bench.tables import conclusions, with_interval
+from hydrainfer.reports.drawing import (
+    COLOURS,
+    Axis,
+    Bar,
+    PlotSeries,
+    Point,
+    document,
+    legend,
+    lines,
+    ms,
+    percent,
+    stacked,
+    table,
+)
 from hydrainfer.workload.results import PARTS, BenchResult, Run, Server, by_rate
 
 MAX_CDF_RATES = 3

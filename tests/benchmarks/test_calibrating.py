@@ -5,9 +5,9 @@ import json
 import msgspec
 import pytest
 
+from benchmarks.calibrating import Measured, calibrated, off_by, predicted, read_measured
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.costs import read_engine
-from hydrainfer.profiling.calibrating import Measured, calibrated, off_by, predicted, read_measured
 
 pytestmark = pytest.mark.unit
 POINT = Measured(

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hydrainfer.planner.search import TOLERANCE, Attempt, LayoutPlan, Live, Row
-from hydrainfer.workload.output import ms, percent
+from hydrainfer.reports.drawing import ms, percent
 
 _FAR = 30.0  # ratio beyond which the other layout's goodput is not given as a number
 _SEARCHED = "goodput"  # the one objective whose rows have a goodput with an interval
@@ -101,7 +101,8 @@ def _model_error(plan: LayoutPlan) -> Iterator[str]:
     if error is None:
         yield (
             f"Model error: not known for {plan.engine} on a described device. Plans of vLLM were 1.5 to 6 times too "
-            "good before it was fitted to measurements (docs/planning.md); --calibrate does that with yours."
+            "good before it was fitted to measurements (docs/planning.md); benchmarks/b24_predictions.py does that "
+            "with yours."
         )
         return
     low, high = best.goodput / (1 + error), best.goodput * (1 + error)

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from hydrainfer.planner.search import Row
-from hydrainfer.profiling.tables import answer, carried, conclusions, interval, others, ranked
-from tests.profiling.plans import EPD, LIMIT, SPLIT, below, failed, plan, row, whole
+from hydrainfer.reports.plan.tables import answer, carried, conclusions, interval, others, ranked
+from tests.reports.plans import EPD, LIMIT, SPLIT, below, failed, plan, row, whole
 
 pytestmark = pytest.mark.unit
 
