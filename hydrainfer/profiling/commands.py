@@ -102,7 +102,7 @@ def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
     which cannot be served."""
     from hydrainfer.checkpoint import has_weights, locate_model
 
-    q, path, emulated = asked.question, locate_model(asked.question.model), asked.kind == "emulated"
+    q, path, emulated = asked.question, locate_model(asked.question.model), asked.devices.kind == "emulated"
     model, note, needed = q.model, "", "tokenizer" if emulated else "weights"
     if not ((path / "tokenizer.json").is_file() if emulated else has_weights(path)):
         model, note = "CHECKPOINT", f"CHECKPOINT: the directory with {path.name}'s {needed}"

@@ -13,7 +13,7 @@ from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig, cache_folder
 from hydrainfer.machine import cpu_name, instruction_sets
 from hydrainfer.planner.costs import CostFile, write_cost_file
-from hydrainfer.profiling.question import Measure
+from hydrainfer.profiling.devices import Measure
 from hydrainfer.version import __version__
 
 
