@@ -83,7 +83,8 @@ def _asked(given: RunOptions, spec: Workload, objective: Slo | None) -> Asked:
     from hydrainfer.workload.measuring import Asked, Effort, LoadPlan
     from hydrainfer.workload.sources import Replay, read_arrivals
 
-    replay, source = None, str(given.arrival_trace or given.workload)
+    replay = None
+    source = str(given.arrival_trace or given.workload)
     if given.arrival_trace is not None:
         replay = Replay(tuple(a.at_s for a in read_arrivals(given.arrival_trace)), given.speed, source)
     elif given.arrivals == "replay":
@@ -103,7 +104,9 @@ def _asked(given: RunOptions, spec: Workload, objective: Slo | None) -> Asked:
         tolerance=given.tolerance,
         limit_s=60 * given.search_minutes,
     )
-    min_s = min_seconds_of(given.min_seconds, objective) if replay is None else 0.0
+    min_s = 0.0
+    if replay is None:
+        min_s = min_seconds_of(given.min_seconds, objective)
     effort = Effort(requests=given.requests, min_s=min_s, timeout_s=given.timeout_s)
     rest = {name: getattr(given, name) for name in ("like", "seed", "runs", "name")}
     return Asked(workload=spec, slo=objective, load=load, effort=effort, **rest)
@@ -168,8 +171,10 @@ def trace(**flags: Any) -> None:
     from hydrainfer.workload.output import Shown
     from hydrainfer.workload.sources import Recording, read_workload, write_recording
 
-    given, console = Trace(**flags), Console(highlight=False)
-    out, url = given.out, given.url
+    given = Trace(**flags)
+    console = Console(highlight=False)
+    out = given.out
+    url = given.url
     if out.suffix != ".jsonl":
         raise ConfigError(f"a recording is a .jsonl file, not {out}", param="out")
     check_out(out.parent)

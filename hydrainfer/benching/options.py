@@ -203,6 +203,8 @@ def check_like(like: str | None, workload: Workload) -> None:
 
 def numbers(text: str | None, what: str) -> tuple[float, ...]:
     try:
-        return tuple(float(x) for x in re.split(r"[,\s]+", text.strip()) if x) if text else ()
+        if text:
+            return tuple(float(x) for x in re.split(r"[,\s]+", text.strip()) if x)
+        return ()
     except ValueError:
         raise ConfigError(f"--{what} takes numbers such as 1,2,4, not {text!r}", param=what) from None

@@ -89,10 +89,12 @@ def effective_n(*runs: Sequence[float] | NDArray[np.float64]) -> float:
     batches. At most the number of values; exactly that if there are too few to tell."""
     each = [np.asarray(run, dtype=float) for run in runs]
     values = np.concatenate(each)
-    n, size = len(values), len(values) // N_BATCHES
+    n = len(values)
+    size = len(values) // N_BATCHES
     if size < 5:
         return float(n)
-    mean, variance = float(values.mean()), float(values.var())
+    mean = float(values.mean())
+    variance = float(values.var())
     if variance <= (_ROUNDING * mean) ** 2:
         return float(n)
     batches = [run[len(run) % size :].reshape(-1, size).mean(axis=1) - mean for run in each]
@@ -117,5 +119,7 @@ def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float | None,
     if n == 0:
         return None, None
     half = Z95 * math.sqrt(n * q * (1 - q))
-    low, high = math.floor(n * q - half), math.ceil(n * q + half)  # ranks from 1
+    # ranks from 1
+    low = math.floor(n * q - half)
+    high = math.ceil(n * q + half)
     return (ordered[low - 1] if low >= 1 else None), (ordered[high] if high < n else None)

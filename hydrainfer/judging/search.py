@@ -62,8 +62,12 @@ class Search:
             raise ConfigError(f"a search needs a positive first rate, not {first:g}", param="rate")
         if not 0 < target <= 1 or not tolerance > 0 or max_runs < 1:
             raise ConfigError("a search needs 0 < target <= 1, tolerance > 0 and at least one run a rate")
-        self._first, self._target, self._tolerance = min(first, max_rate), target, tolerance
-        self._max_rate, self._bound, self._factor = max_rate, bound, factor
+        self._first = min(first, max_rate)
+        self._target = target
+        self._tolerance = tolerance
+        self._max_rate = max_rate
+        self._bound = bound
+        self._factor = factor
         self._max_runs = max_runs
         self._runs: dict[float, list[Series]] = {}
         self._found: dict[float, Steady] = {}
@@ -89,7 +93,8 @@ class Search:
             self.give_up_above(rate, why)
 
     def next(self) -> Ask | None:
-        low, high = self._low or 0.0, min([*self._not_ours, self._high or math.inf])
+        low = self._low or 0.0
+        high = min([*self._not_ours, self._high or math.inf])
         for rate, found in self._found.items():
             if low < rate < high and found.carried(self._target) is None and self._may_tell(rate):
                 return Ask(rate, 2 ** len(self._runs[rate]))
@@ -100,8 +105,11 @@ class Search:
         """Whether the runs that are left may decide this rate: they are long enough for its steady state, or may show
         that the queue grows. A queue beyond its capacity grows in proportion to time, while the limit for chance grows
         only with the square root of time."""
-        runs, found = self._runs[rate], self._found[rate]
-        left = self._max_runs - len(runs) if rate not in self._left else 0
+        runs = self._runs[rate]
+        found = self._found[rate]
+        left = 0
+        if rate not in self._left:
+            left = self._max_runs - len(runs)
         if not left:
             return False
         longest = len(runs[-1].met) * 2**left
@@ -109,19 +117,25 @@ class Search:
         return found.n_wanted <= enough or found.growth * math.sqrt(2**left) > 1.0
 
     def _next_rate(self) -> float | None:
-        low, high = self._low, min([*self._not_ours, self._high or self._bound, self._bound])
+        low = self._low
+        high = min([*self._not_ours, self._high or self._bound, self._bound])
         open_ = [rate for rate in self._found if (low or 0.0) < rate < high]
-        most, least = max(open_, default=low), min(open_, default=high)
+        most = max(open_, default=low)
+        least = min(open_, default=high)
         if not self._found and not self._not_ours:
             return self._first
         if high == math.inf:
             assert most is not None
-            return min(most * self._factor, self._max_rate) if most < self._max_rate else None
+            if most < self._max_rate:
+                return min(most * self._factor, self._max_rate)
+            return None
         if low is None:
             tried = {*self._found, *self._not_ours}
             n_tried = sum(rate <= self._first for rate in tried)  # the steps become larger
             least = min([self._first, *tried])
-            return least / self._factor ** max(1, n_tried) if least > self._first / _FAR_BELOW else None
+            if least > self._first / _FAR_BELOW:
+                return least / self._factor ** max(1, n_tried)
+            return None
         gaps = [(low, high)] if most is None or not open_ else [(low, least), (most, high)]
         a, b = max(gaps, key=lambda gap: gap[1] / gap[0])
         return math.sqrt(a * b) if b / a > 1 + self._tolerance else None
@@ -138,7 +152,8 @@ class Search:
     def result(self) -> Goodput:
         """The goodput, from all runs so far."""
         curve = tuple((rate, found.met) for rate, found in sorted(self._found.items()))
-        low, high = self._low, self._high
+        low = self._low
+        high = self._high
         if high is None and self._bound < math.inf:
             high = self._bound
         return Goodput(
@@ -155,7 +170,8 @@ class Search:
         whose runs met the target but were too short as not carried gives too low an estimate; leaving them out gives
         too high an estimate, by about the same factor (`benchmarks/b22_intervals.py`). The result is the geometric mean
         of the two."""
-        found, certain = sorted(self._found.items()), self._low or 0.0
+        found = sorted(self._found.items())
+        certain = self._low or 0.0
         told = [(rate, s) for rate, s in found if s.settled or s.grows or s.met.share < self._target]
         least = self._crossing([(r, s) for r, s in found if r > certain or (r, s) in told])
         return math.sqrt(least * max(least, self._crossing(told, self._bound)))
@@ -167,11 +183,14 @@ class Search:
         the `bound`."""
         points = [(rate, s.met.share if s.settled else 0.0, s.met.n) for rate, s in found]
         points += [(bound, 0.0, 1)] if bound < math.inf else []
-        low, most = (0.0, 0.0), math.log(max(1.0 - self._target, 1e-9))
+        low = (0.0, 0.0)
+        most = math.log(max(1.0 - self._target, 1e-9))
         for (rate, share), (_, _, n) in zip(_falling(points), points):
             missed = math.log(max(1.0 - share, 0.5 / n))
             if share < self._target:
-                return low[0] * (rate / low[0]) ** ((most - low[1]) / (missed - low[1])) if low[0] else 0.0
+                if low[0]:
+                    return low[0] * (rate / low[0]) ** ((most - low[1]) / (missed - low[1]))
+                return 0.0
             low = (rate, min(missed, most))
         return low[0]
 
@@ -189,7 +208,8 @@ class Search:
         if shares[0][1] < self._target:
             rate, share = shares[0]
             return f"the target was not reached at any rate: at {rate:.3g} requests/s, attainment was {share:.1%}"
-        low, high = self._low or 0.0, self._high or math.inf
+        low = self._low or 0.0
+        high = self._high or math.inf
         if open_ := [rate for rate, s in self._found.items() if low < rate < high and s.carried(self._target) is None]:
             n = max(len(run.met) for rate in open_ for run in self._runs[rate])
             return f"undecided in between: runs of {n} requests are too short to tell there"

@@ -82,7 +82,9 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
         if self.grows:
             return False
         low, high = wilson(self.met.share, self.n_effective, _SURE)
-        return None if not self.settled or low < target <= high else self.met.share >= target
+        if not self.settled or low < target <= high:
+            return None
+        return self.met.share >= target
 
 
 def steady_state(runs: Sequence[Series]) -> Steady:
@@ -97,9 +99,11 @@ def steady_state(runs: Sequence[Series]) -> Steady:
     share = sum(float(m.sum()) for m in met) / n
     relaxation = max(_relaxation(run) for run in runs)
     delays = [each[cut:] for each, cut in zip(delays, cuts)]
-    n_effective, enough = effective_n(*met), _STABLE
+    n_effective = effective_n(*met)
+    enough = _STABLE
     if not all(_far(run) for run in runs):
-        n_effective, enough = min(n_effective, effective_n(*delays), _PER_RELAXATION * n / relaxation), ENOUGH
+        n_effective = min(n_effective, effective_n(*delays), _PER_RELAXATION * n / relaxation)
+        enough = ENOUGH
     found = Proportion.of(round(share * n), n, n_effective * (Z95 / _T95) ** 2)
     return Steady(
         met=found,

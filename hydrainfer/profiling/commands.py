@@ -31,7 +31,8 @@ def profile(**flags: Any) -> None:
     described. Without --hardware or --cost-model this machine is measured first."""
     from hydrainfer.checkpoint import architecture_of, locate_model, name_of
 
-    q, log = Profile(**flags), Console(stderr=True, highlight=False)
+    q = Profile(**flags)
+    log = Console(stderr=True, highlight=False)
     folder = locate_model(q.model)
     architecture_of(folder)  # an unknown architecture is refused before the rest is imported
     check_flags(q)
@@ -50,7 +51,9 @@ def profile(**flags: Any) -> None:
         )
     given = {"model": q.model, "measure_minutes": q.measure_minutes, "dtype": q.dtype, "quantization": q.quantization}
     here = {name: value for name, value in given.items() if value is not None}
-    question = msgspec.structs.replace(q, dtype=None) if q.dtype == "auto" else q
+    question = q
+    if q.dtype == "auto":
+        question = msgspec.structs.replace(q, dtype=None)
     asked = prepare(question, measurer(load(here).config, q.save_cost_model, log))
     if q.validate:
         check_live(asked)
@@ -102,10 +105,15 @@ def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
     which cannot be served."""
     from hydrainfer.checkpoint import has_weights, locate_model
 
-    q, path, emulated = asked.question, locate_model(asked.question.model), asked.devices.kind == "emulated"
-    model, note, needed = q.model, "", "tokenizer" if emulated else "weights"
+    q = asked.question
+    path = locate_model(asked.question.model)
+    emulated = asked.devices.kind == "emulated"
+    model = q.model
+    note = ""
+    needed = "tokenizer" if emulated else "weights"
     if not ((path / "tokenizer.json").is_file() if emulated else has_weights(path)):
-        model, note = "CHECKPOINT", f"CHECKPOINT: the directory with {path.name}'s {needed}"
+        model = "CHECKPOINT"
+        note = f"CHECKPOINT: the directory with {path.name}'s {needed}"
     words = ["hydrainfer", "serve", model, "--layout", str(layout)]
     words += ["--device", "emulated", "--cost-model", str(q.cost_model)] if emulated else []
     return words + asked.flags, note

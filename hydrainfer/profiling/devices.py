@@ -130,7 +130,8 @@ def _unlike_devices(q: ProfileQuestion) -> tuple[tuple[Hardware, int], ...]:
 def _measured_device(file: CostFile) -> Hardware:
     """The device of a measurement, of which only the memory counts: the times are those measured."""
     if file.device.startswith("cuda"):
-        name, memory = str(file.hardware.get("gpu", "gpu")), float(file.hardware["gpu_memory_bytes"])
+        name = str(file.hardware.get("gpu", "gpu"))
+        memory = float(file.hardware["gpu_memory_bytes"])
         return msgspec.structs.replace(read_hardware("h100"), name=name, memory_bytes=memory)
     name = f"{file.threads} of {file.hardware.get('cores', '?')} cores of {file.hardware.get('cpu', 'a CPU')}"
     memory = float(file.hardware["memory_bytes"])

@@ -61,7 +61,8 @@ def _with_client(study: Study) -> Study:
 def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Console) -> tuple[Live, ...]:
     """Run each layout at both ends of the plan's model error around its goodput, predicted with the client on the same
     machine. Layouts that did not start are left out, with a message on the console."""
-    found, study = [], _with_client(study)
+    found = []
+    study = _with_client(study)
     by = 1.0 + (asked.inputs.model_error or _ERROR)
     for row in rows:
         assert row.goodput
@@ -81,7 +82,8 @@ def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Co
 
 
 def _run(asked: ProfileSetup, path: Path, rates: tuple[float, ...], console: Console) -> BenchResult:
-    q, flags = asked.question, asked.flags
+    q = asked.question
+    flags = asked.flags
     if asked.devices.kind == "emulated":
         flags += ["--device", "emulated", "--cost-model", str(q.cost_model)]
     plan = ComparisonPlan(
@@ -110,10 +112,12 @@ def _run(asked: ProfileSetup, path: Path, rates: tuple[float, ...], console: Con
 
 def _beside(study: Study, row: Row, predicted: float, result: BenchResult) -> Live:
     """The first run, which has the lowest rate, compared with its prediction; and the goodput from all runs."""
-    run, layout = result.runs[0], Layout.parse(row.layout)
+    run = result.runs[0]
+    layout = Layout.parse(row.layout)
     assert run.rate_per_s is not None and row.goodput is not None
     ahead = attempt(study, layout, run.rate_per_s, hurry=False)
-    ttft, tpot = run.report.ttft_s, run.report.tpot_s
+    ttft = run.report.ttft_s
+    tpot = run.report.tpot_s
     assert ttft is not None and ahead.ttft_p50 is not None and ahead.ttft_p90 is not None
     found = next(iter(result.goodput.values()), None)
     return Live(

@@ -87,7 +87,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         open."""
         if self.tokens is None:
             return None
-        images, running = self.images or base.images, self.running or base.running
+        images = self.images or base.images
+        running = self.running or base.running
         return Budgets(tokens=self.tokens, images=images, image_tokens=self.tokens, running=running, step_s=base.step_s)
 
     def on(self, device: Hardware) -> Hardware:

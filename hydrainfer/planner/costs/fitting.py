@@ -73,9 +73,11 @@ def predicted_s(cost: CostModel, w: BatchShape) -> float:
 def non_negative(rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """The x >= 0 that minimizes |rows @ x - targets|, by Lawson and Hanson's active-set method. The columns must be of
     similar magnitude."""
-    gram, moments = rows.T @ rows, rows.T @ targets
+    gram = rows.T @ rows
+    moments = rows.T @ targets
     n = len(moments)
-    x, used = np.zeros(n), np.zeros(n, dtype=bool)
+    x = np.zeros(n)
+    used = np.zeros(n, dtype=bool)
     for _ in range(3 * n):
         gain = np.where(used, 0.0, moments - gram @ x)
         if gain.max(initial=0.0) <= 1e-9 * abs(moments).max(initial=0.0):
@@ -88,7 +90,9 @@ def non_negative(rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
             if not below.any():
                 x = z
                 break
-            step = float(np.min(x[below] / (x[below] - z[below]), initial=1.0)) if (x[below] > z[below]).all() else 0.0
+            step = 0.0
+            if (x[below] > z[below]).all():
+                step = float(np.min(x[below] / (x[below] - z[below]), initial=1.0))
             x = np.where(used, x + step * (z - x), 0.0)
             used &= ~(below & (x <= 1e-12 * abs(x).max(initial=0.0)))
             x[~used] = 0.0

@@ -75,7 +75,7 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         apart = (self.passing, self.handling) if n_instances > 1 else ()
         return sum(part.mean_s(trace) for part in (self.process, self.preparing, self.client, *apart))
 
-    def most(self, trace: Sequence[TraceRequest], n_instances: int, rate: float) -> float:
+    def rate_limit(self, trace: Sequence[TraceRequest], n_instances: int, rate: float) -> float:
         """A rate that cannot be exceeded for long, where the instances alone carry at most `rate`."""
         work_s = self.work_s(trace, n_instances)
         if not work_s or not rate:
@@ -100,14 +100,16 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The time at which each request, in order of arrival, reaches the instances. The server's process, which also
         streams answers, and then the workers serve requests first come, first served. Where instances compute on the
         same cores, a process that is behind with its work gets as much core time as each of their threads."""
-        arrivals, first = [t.arrival_s for t in trace], [self.process.before_s(t) for t in trace]
+        arrivals = [t.arrival_s for t in trace]
+        first = [self.process.before_s(t) for t in trace]
         if n_instances > 1:
             first = [a + self.passing.before_s(t) for a, t in zip(first, trace)]
         second = [self.preparing.before_s(t) for t in trace]
         rate = len(trace) / max(arrivals[-1] - arrivals[0], 1e-9)
         before_s = sum(first) / len(first)
         answers_s = self._process_s(trace, n_instances) - before_s
-        n_greedy, client = self.threads * n_instances, self._client(trace, rate)
+        n_greedy = self.threads * n_instances
+        client = self._client(trace, rate)
         if not self.workers:
             n = max(1, int(min(self.cores, len(trace))))
             share = _share(self.cores, n_greedy + n, client)
@@ -131,7 +133,9 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return [rate * (self._process_s(trace, n_instances) + preparing_s) / n] * n
 
     def _workers(self, trace: Sequence[TraceRequest], rate: float) -> list[float]:
-        return [rate * self._preparing_s(trace) / self.workers] * self.workers if self.workers else []
+        if self.workers:
+            return [rate * self._preparing_s(trace) / self.workers] * self.workers
+        return []
 
     def _client(self, trace: Sequence[TraceRequest], rate: float) -> list[float]:
         return [rate * self.client.mean_s(trace)]
@@ -157,7 +161,9 @@ def _served(
     mean_s = sum(work_s) / len(work_s)
     has = n * share
     left = max(has - rate * besides_s, has * mean_s / ((mean_s + besides_s) or 1.0))
-    slower, free, found = n / (left or has), [0.0] * n, []
+    slower = n / (left or has)
+    free = [0.0] * n
+    found = []
     for at_s, own_s in zip(arrivals, work_s):
         if own_s:
             at_s = max(at_s, free[0]) + own_s * slower

@@ -59,15 +59,19 @@ class Bounds:
         self.mean = self._work[_kind(next(iter(study.stations)))]
 
     def of(self, layout: Layout) -> Bound:
-        found = Bound(math.inf, ())
+        tightest = Bound(math.inf, ())
         for needs in zip(*(_needs(self._costs[kind], work) for kind, work in self._work.items())):
-            stages, of_kind = needs[0].stages, dict(zip(self._work, needs))
+            stages = needs[0].stages
+            of_kind = dict(zip(self._work, needs))
             able = [of_kind[_kind(str(role))] for role in layout.instances if any(map(role.runs, stages))]
             rate = min((_most(able, by) for by in {*able} if sum(by.seconds)), default=math.inf)
-            if rate < found.rate:
-                found = Bound(rate, stages)
-        served = self._study.host_cost(layout).most(self._study.trace, len(layout.instances), found.rate)
-        return Bound(served, ()) if served < found.rate else found
+            if rate < tightest.rate:
+                tightest = Bound(rate, stages)
+        server = self._study.host_cost(layout)
+        rate = server.rate_limit(self._study.trace, len(layout.instances), tightest.rate)
+        if rate < tightest.rate:
+            return Bound(rate, ())
+        return tightest
 
 
 def _kind(name: str) -> str:
@@ -92,7 +96,9 @@ def _most(able: Sequence[_Need], by: _Need) -> float:
 
 def _needs(cost: CostModel, work: StageWork) -> Iterator[_Need]:
     """The work of each set of stages that may share a device, single stages included."""
-    prefill, decode, encode = Stage.PREFILL, Stage.DECODE, Stage.ENCODE
+    prefill = Stage.PREFILL
+    decode = Stage.DECODE
+    encode = Stage.ENCODE
     # two lanes of a device are no faster together than this
     beside_decode = 1.0 + 1.0 / cost.overlap_slowdown
     beside_prefill = 1.0 + 1.0 / (cost.prefill_overlap_slowdown or cost.overlap_slowdown)

@@ -89,15 +89,20 @@ class ModelTimes:
     chunks, pictures, sequences = CHUNKS, PICTURES, SEQUENCES
 
     def __init__(self, cost: CostModel, mix: Mix) -> None:
-        self._cost, self._mix = cost, mix
+        self._cost = cost
+        self._mix = mix
 
     def language_s(self, chunk: int, decodes: int, pictures: int) -> float:
-        mix, cost = self._mix, self._cost
+        mix = self._mix
+        cost = self._cost
         start = max(0, mix.prompt - chunk)
-        n_read, contexts = start if chunk else 0, decodes * (mix.context + 1)
+        n_read = start if chunk else 0
+        contexts = decodes * (mix.context + 1)
         alone_s = cost.language_s(chunk, chunk * (start + chunk), decodes, contexts, n_read)
         slowdown = (chunk and cost.prefill_overlap_slowdown) or cost.overlap_slowdown
-        return beside_s(alone_s, self.encode_s(pictures), slowdown) if pictures else alone_s
+        if pictures:
+            return beside_s(alone_s, self.encode_s(pictures), slowdown)
+        return alone_s
 
     def encode_s(self, pictures: int) -> float:
         return self._cost.encode_s([self._mix.picture] * pictures)
@@ -120,9 +125,14 @@ class MeasuredTimes:
         self._encode = {p.work.pictures: p.p90_s for p in points if p.work.tokens == tokens and p.beside is None}
         self._language: dict[tuple[int, int, int], float] = {}  # by chunk, decodes, pictures beside
         for p in language:
-            if (p.work.decodes and p.work.context != context) or (p.beside is not None and p.beside.tokens != tokens):
+            if p.work.decodes and p.work.context != context:
                 continue
-            key = p.work.chunk, p.work.decodes, p.beside.pictures if p.beside is not None else 0
+            n_beside = 0
+            if p.beside is not None:
+                if p.beside.tokens != tokens:
+                    continue
+                n_beside = p.beside.pictures
+            key = p.work.chunk, p.work.decodes, n_beside
             self._language[key] = max(p.p90_s, self._language.get(key, 0.0))  # the slowest of all `start`s
         self.pictures = sorted(self._encode)
         self.sequences = sorted(n for chunk, n, beside in self._language if not chunk and not beside)
@@ -210,13 +220,15 @@ def choices_for(
 ) -> tuple[Choice, ...]:
     """The possible budgets of a role that decodes: one choice for each number of decodes up to `most` and each number
     of pictures in a batch. `pictures`: mean number of pictures per request."""
-    base, found = base or Budgets(), list[Choice]()
-    times, most = _times(cost, role, mix), min(most, base.running)
+    base = base or Budgets()
+    choices = list[Choice]()
+    times = _times(cost, role, mix)
+    most = min(most, base.running)
     running = _running(times, slo, base)
     for n in [n for n in times.sequences if n <= most] or times.sequences[:1]:
         own = _times(cost, role, msgspec.structs.replace(mix, decodes=n))
-        found += _beside(own, role, slo, mix, overlap, msgspec.structs.replace(base, running=running), n, pictures)
-    return tuple(found)
+        choices += _beside(own, role, slo, mix, overlap, msgspec.structs.replace(base, running=running), n, pictures)
+    return tuple(choices)
 
 
 def best_of(choices: Sequence[Choice], share: RequestShare, slo: Slo, n_output: float) -> Choice:
@@ -249,19 +261,23 @@ def _beside(
 
     encodes = role.runs(Stage.ENCODE) and bool(mix.picture and times.pictures)
     prefills = role.runs(Stage.PREFILL) and bool(times.chunks)
-    most = _saturating(times.pictures, times.encode_s) if encodes else 0
-    sizes = [n for n in times.pictures if n == times.pictures[0] or (n <= most and step_s(0, n) <= limit_s)]
-    for images in sizes if encodes else [0]:
-        chunk = largest(times.chunks, lambda n, k=images: step_s(n, k) <= limit_s) if prefills else 0  # type: ignore[misc]
-        tokens, n_chunks = (chunk + decodes, math.ceil(mix.prompt / chunk)) if prefills else (base.tokens, 0)
-        yield Choice(
-            decodes=decodes,
-            budgets=msgspec.structs.replace(base, tokens=tokens, images=images or base.images),
-            encode_s=n_pictures * times.encode_s(images) / images if images else 0.0,
-            chunks=n_chunks,
-            chunk_s=times.language_s(chunk, decodes, 0) if prefills else 0.0,
-            step_s=times.language_s(0, decodes, 0),
-        )
+    sizes = [0]
+    if encodes:
+        limit = _saturating(times.pictures, times.encode_s)
+        smallest = times.pictures[0]
+        sizes = [n for n in times.pictures if n == smallest or (n <= limit and step_s(0, n) <= limit_s)]
+    for n_images in sizes:
+        budgets = base
+        choice = Choice(decodes, base, 0.0, 0, 0.0, times.language_s(0, decodes, 0))
+        if n_images:
+            budgets = msgspec.structs.replace(budgets, images=n_images)
+            choice = choice._replace(encode_s=n_pictures * times.encode_s(n_images) / n_images)
+        if prefills:
+            chunk = largest(times.chunks, lambda n, k=n_images: step_s(n, k) <= limit_s)  # type: ignore[misc]
+            budgets = msgspec.structs.replace(budgets, tokens=chunk + decodes)
+            n_chunks = math.ceil(mix.prompt / chunk)
+            choice = choice._replace(chunks=n_chunks, chunk_s=times.language_s(chunk, decodes, 0))
+        yield choice._replace(budgets=budgets)
 
 
 def _running(times: Times, slo: Slo, base: Budgets) -> int:
@@ -274,7 +290,8 @@ def _running(times: Times, slo: Slo, base: Budgets) -> int:
 
 def _not_decoding(times: Times, role: Role, slo: Slo, mix: Mix, base: Budgets) -> Budgets:
     limit_s = math.inf if slo.ttft_s is None else TTFT_SHARE * slo.ttft_s
-    tokens, images = base.tokens, base.images
+    tokens = base.tokens
+    images = base.images
     if role.runs(Stage.ENCODE) and mix.picture and times.pictures:
         images = largest(times.pictures, lambda n: times.encode_s(n) <= limit_s)
         images = min(images, _saturating(times.pictures, times.encode_s))

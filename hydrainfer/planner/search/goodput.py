@@ -129,14 +129,21 @@ class _Waves:
         trials: Trials,
         on_progress: OnProgress,
     ) -> None:
-        self._effort, self._trials = effort, trials
-        self._study, self._short = study, study.shortened(_SCREEN)
-        self._order, self._bounds, self._run, self._on_progress = order, bounds, run, on_progress
+        self._effort = effort
+        self._trials = trials
+        self._study = study
+        self._short = study.shortened(_SCREEN)
+        self._order = order
+        self._bounds = bounds
+        self._run = run
+        self._on_progress = on_progress
         self._screened: dict[Layout, Finding] = {}
         self._finals: dict[Layout, Finding] = {}
 
     def found(self, first: Sequence[Layout]) -> list[Finding]:
-        n, n_finals, coarse = len(self._order), len(first) + self._effort.finals, self._effort
+        n = len(self._order)
+        n_finals = len(first) + self._effort.finals
+        coarse = self._effort
         self._measure([(k, coarse) for k in first])
         for begin in range(0, n, _WAVE):
             self._screen(self._order[begin : begin + _WAVE])
@@ -157,7 +164,9 @@ class _Waves:
         return max((f.goodput or 0.0 for f in self._finals.values()), default=0.0)
 
     def _screen(self, wave: Sequence[Layout]) -> None:
-        best, tolerance, jobs = self._best, self._effort.screening, dict[Layout, tuple[Any, ...]]()
+        best = self._best
+        tolerance = self._effort.screening
+        jobs = dict[Layout, tuple[Any, ...]]()
         for k in wave:
             high = self._bounds[k]
             if high >= best:
@@ -183,7 +192,9 @@ class _Waves:
         known = self._finals.get(layout) or self._screened.get(layout)
         if known is None or not known.goodput:
             return 0.8 * (known.goodput_high if known is not None and known.goodput_high else self._bounds[layout])
-        return known.goodput if layout in self._finals else known.goodput / self._flattery
+        if layout in self._finals:
+            return known.goodput
+        return known.goodput / self._flattery
 
     @property
     def _flattery(self) -> float:
@@ -254,7 +265,8 @@ def _steady(
     study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort, known: Sequence[Trial]
 ) -> tuple[Finding, list[Trial]]:
     """The result of `measured`, starting from the `known` runs; and the new runs."""
-    near, new = min(near, 0.95 * bound), list[Trial]()
+    near = min(near, 0.95 * bound)
+    new = list[Trial]()
     steady = Search(
         near, target=study.target, tolerance=effort.tolerance, bound=bound, max_runs=effort.max_runs, factor=1.15
     )
@@ -286,12 +298,14 @@ def bracket(
 ) -> tuple[float, float]:
     """A rate that is carried and one that is not, tried from `near` on; (0, x) if not even a thousandth of `near` is
     carried. `low` counts as carried, `most` as not carried."""
-    rate, high = near, float("inf")
+    rate = near
+    high = float("inf")
     while rate < most:
         if not carries(rate):
             high = rate
             break
-        low, rate = rate, rate * factor
+        low = rate
+        rate = rate * factor
     else:
         high = most
     while low == 0.0 and high > near / 1000:
@@ -299,7 +313,8 @@ def bracket(
         if carries(rate):
             low = rate
         else:
-            high, factor = rate, factor * 1.3
+            high = rate
+            factor = factor * 1.3
     return low, high
 
 

@@ -31,7 +31,8 @@ def ranked_at(
 ) -> list[Finding]:
     """Layouts that certainly carry `rate` within the SLO in the steady state, lowest p90 of `by` first; then the
     others, which do not, are undecided (their `goodput_high` is above the rate) or were pruned by their bound."""
-    bounds, found = Bounds(study), []
+    bounds = Bounds(study)
+    found = []
     most = {layout: bounds.of(layout).rate for layout in candidates}
     able = [layout for layout in candidates if most[layout] > rate]
     with workers(n_processes) as run:
@@ -46,7 +47,9 @@ def ranked_at(
 
     def key(f: Finding) -> tuple[bool, float]:
         best = f.best_attempt
-        seconds = (best.ttft_p90 if by == "ttft" else best.tpot_p90) if best is not None else None
+        seconds = None
+        if best is not None:
+            seconds = best.ttft_p90 if by == "ttft" else best.tpot_p90
         return (f.goodput is None, seconds if seconds is not None else -f.bound)
 
     return sorted(found, key=key)
@@ -72,7 +75,8 @@ def least_devices(
 
 def _at(study: Study, layout: Layout, bound: float, rate: float) -> Finding:
     """The finding of a layout at one `rate`. It is judged as in a search for goodput, but runs only at this rate."""
-    search, trials = Search(rate, target=study.target, bound=bound, max_runs=EXACT.max_runs), list[Trial]()
+    search = Search(rate, target=study.target, bound=bound, max_runs=EXACT.max_runs)
+    trials = list[Trial]()
     while (ask := search.next()) is not None and ask.rate == rate:
         trials.append(observe(study.run(len(trials)), layout, rate))
         search.tell(rate, trials[-1].series)
@@ -89,7 +93,9 @@ def _at(study: Study, layout: Layout, bound: float, rate: float) -> Finding:
 
 
 def _attainment(f: Finding) -> float:
-    return f.best_attempt.n_met / f.best_attempt.n if f.best_attempt is not None else 0.0
+    if f.best_attempt is not None:
+        return f.best_attempt.n_met / f.best_attempt.n
+    return 0.0
 
 
 def check_possible(study: Study, candidates: Sequence[Layout]) -> None:
@@ -142,4 +148,6 @@ def _why_not(study: Study, candidates: Sequence[Layout]) -> str:
 def _share(numbers: Sequence[float], share: float) -> float:
     """The smallest limit that this share of the numbers meets."""
     ordered = sorted(numbers)
-    return ordered[max(1, math.ceil(share * len(ordered) - 1e-9)) - 1] if ordered else math.inf
+    if ordered:
+        return ordered[max(1, math.ceil(share * len(ordered) - 1e-9)) - 1]
+    return math.inf

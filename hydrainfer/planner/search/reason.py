@@ -72,7 +72,8 @@ def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
 def slow_rate(study: Study) -> float:
     """A rate at which requests hardly overlap: they arrive many times as far apart as the longest of them takes
     alone."""
-    first, stations = study.trace[:_UNLOADED], study.stations.values()
+    first = study.trace[:_UNLOADED]
+    stations = study.stations.values()
     return 1.0 / max(_SPARSE * max(_alone_s(s.cost, t) for t in first for s in stations), 1e-3)
 
 
@@ -91,4 +92,6 @@ def timelines_at(study: Study, layout: Layout, rate: float) -> list[Timeline]:
 
 
 def _means(each: list[dict[str, float]]) -> dict[str, float]:
-    return {name: fmean(one.get(name, 0.0) for one in each) for name in INTERVALS} if each else {}
+    if each:
+        return {name: fmean(one.get(name, 0.0) for one in each) for name in INTERVALS}
+    return {}

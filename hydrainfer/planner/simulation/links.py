@@ -30,7 +30,9 @@ class HostLink:
 
     def __init__(self, link: Link, block_bytes: Mapping[str, int], clock: Callable[[], float]) -> None:
         self.exports = {name: ExportHandle("host") for name in block_bytes}
-        self._link, self._block_bytes, self._clock = link, block_bytes, clock
+        self._link = link
+        self._block_bytes = block_bytes
+        self._clock = clock
         self._until_s = 0.0
 
     def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:  # noqa: ARG002 - its own

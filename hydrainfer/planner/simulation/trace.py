@@ -32,7 +32,8 @@ def _request(i: int, t: TraceRequest, prompts: _Prompts) -> Request:
     if t.n_output < 1 or t.n_prompt < 1 or t.arrival_s < 0.0:
         raise ConfigError(f"request {i} of the trace needs a prompt, an output of at least one token and a time: {t}")
     ids = _ids(t.n_prompt)
-    media, keys = _media_first(t, t.content or f"#{i}"), b""
+    media = _media_first(t, t.content or f"#{i}")
+    keys = b""
     if t.parts:
         ids, media, keys = prompts.of(t.parts, t.whole)
         assert len(ids) == t.n_prompt, f"the parts of request {i} are another prompt"
@@ -54,7 +55,8 @@ def _ids(n: int) -> tuple[int, ...]:
 
 
 def _media_first(t: TraceRequest, content: str) -> tuple[MediaSpan, ...]:
-    media, at = [], 0
+    media = []
+    at = 0
     for k, n in enumerate(t.pictures):
         key = f"{content}/{k}"
         media.append(MediaSpan(at, n, key.encode(), key, whole=t.whole))

@@ -42,7 +42,9 @@ def csv_of(result: BenchResult) -> str:
 
 
 def _row(run: Run) -> Mapping[str, Any]:
-    r, a, b = run.report, run.attainment, run.breakdown
+    r = run.report
+    a = run.attainment
+    b = run.breakdown
     row: dict[str, Any] = {
         "server": run.server,
         "arrivals": run.arrivals,

@@ -88,16 +88,20 @@ def _servers(result: BenchResult) -> str:
 def _pooled(runs: Sequence[Run], name: str) -> Proportion:
     found = [getattr(run.attainment, name) for run in runs if run.attainment is not None]
     effective = [run.attainment.n_effective for run in runs if run.attainment is not None]
-    n, n_met = sum(p.n for p in found), sum(p.n_met for p in found)
+    n = sum(p.n for p in found)
+    n_met = sum(p.n_met for p in found)
     return Proportion.of(n_met, n, min(float(n), sum(effective)))
 
 
 def _rates(result: BenchResult) -> tuple[float, float, bool]:
     """The lowest and the highest value of the rate axis, and whether it should be logarithmic."""
     rates = [run.rate_per_s for run in result.runs if run.rate_per_s is not None and math.isfinite(run.rate_per_s)]
-    least, most = min(rates), max(rates)
+    least = min(rates)
+    most = max(rates)
     log = most > 8 * least
-    return (least / 1.15, most * 1.15, True) if log else (0.0, most * 1.08, False)
+    if log:
+        return (least / 1.15, most * 1.15, True)
+    return (0.0, most * 1.08, False)
 
 
 def _attainment(result: BenchResult, colours: dict[str, str]) -> str:
@@ -159,8 +163,11 @@ def _distributions(result: BenchResult, colours: dict[str, str]) -> Iterator[str
     for i, arrivals in enumerate(_shared_rates(result)):
         figures = []
         for name, title in (("ttft", "TTFT, ms"), ("tpot", "time between tokens, ms")):
-            limit = getattr(result.slo, f"{name}_s") if result.slo else None
-            series, reach = [], []
+            limit = None
+            if result.slo:
+                limit = getattr(result.slo, f"{name}_s")
+            series = []
+            reach = []
             for server in result.servers:
                 runs = [
                     r for r in result.runs if (r.server, r.arrivals) == (server.name, arrivals) and name in r.curves
@@ -177,12 +184,15 @@ def _distributions(result: BenchResult, colours: dict[str, str]) -> Iterator[str
                 x = Axis(title, least, top * 1.1, log=log, limit=limit * 1e3 if limit else None)
                 figures.append(f"<div>{lines(title, x, Axis('share of samples', 0, 1, percent=True), series)}</div>")
         if figures:
-            head = "<h2>Distributions of latency</h2>" + legend(list(colours), list(colours.values())) if i == 0 else ""
+            head = ""
+            if i == 0:
+                head = "<h2>Distributions of latency</h2>" + legend(list(colours), list(colours.values()))
             yield f"{head}<h3>{escape(arrivals)}</h3><div class=pair>{''.join(figures)}</div>"
 
 
 def _breakdowns(result: BenchResult) -> Iterator[str]:
-    bars, rows = [], []
+    bars = []
+    rows = []
     for server in result.servers:
         told = [run for run in result.runs if run.server == server.name and run.breakdown and run.round == 0]
         for run in told:
@@ -224,7 +234,8 @@ def _breakdowns(result: BenchResult) -> Iterator[str]:
 def _runs(result: BenchResult) -> str:
     rows = []
     for run in result.runs:
-        r, a = run.report, run.attainment
+        r = run.report
+        a = run.attainment
         rows.append(
             [
                 escape(run.server),

@@ -78,7 +78,8 @@ def _breaking(result: BenchResult) -> Iterator[str]:
         ]
         if not over:
             continue
-        run, b = over[0], over[0].breakdown
+        run = over[0]
+        b = over[0].breakdown
         assert b is not None and run.attainment is not None
         blamed = [(n, what, part) for what in LIMITS for part, n in getattr(b, f"{what}_blame").items()]
         if blamed:
@@ -103,7 +104,9 @@ def _ranking(result: BenchResult) -> Iterator[str]:
     lows = [g.low for name, g in ranked if name in first]
     for name, g in rest:
         clear = g.high is not None and all(low is not None and low >= g.high for low in lows)
-        how = "clearly less" if clear else "less, but the intervals overlap: these runs do not prove it"
+        how = "less, but the intervals overlap: these runs do not prove it"
+        if clear:
+            how = "clearly less"
         yield f"{name} carries {g.rate_per_s:.4g} requests/s: {how}."
 
 
@@ -126,8 +129,11 @@ def _runs(result: BenchResult) -> Table:
     for name in heads:
         table.add_column(name, justify="right")
     for run in result.runs:
-        r, a = run.report, run.attainment
-        attained = f"{a.met.share * 100:.1f} % ({a.met.low * 100:.0f}–{a.met.high * 100:.0f})" if a else "–"
+        r = run.report
+        a = run.attainment
+        attained = "–"
+        if a:
+            attained = f"{a.met.share * 100:.1f} % ({a.met.low * 100:.0f}–{a.met.high * 100:.0f})"
         numbers = [ms(getattr(r.ttft_s, p) if r.ttft_s else None) for p in ("p50", "p90", "p99")]
         numbers += [ms(r.tpot_s.p50 if r.tpot_s else None), ms(r.itl_s.p99 if r.itl_s else None)]
         arrivals = run.arrivals + (" late" if run.client_late else "")

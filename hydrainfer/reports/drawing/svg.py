@@ -58,7 +58,9 @@ class Axis(NamedTuple):
         if self.log:
             decades = range(math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1)
             found = [m * 10.0**d for d in decades for m in (1, 2, 5) if self.least <= m * 10.0**d <= self.most * 1.0001]
-            return found if len(found) <= 7 else [t for t in found if f"{t:e}".startswith("1.")] or found
+            if len(found) <= 7:
+                return found
+            return [t for t in found if f"{t:e}".startswith("1.")] or found
         step = nice((self.most - self.least) / 5)
         first = math.ceil(self.least / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.most / step + 1e-9) + 1)]
@@ -73,7 +75,9 @@ class Axis(NamedTuple):
 
 def nice(step: float) -> float:
     """The smallest of 1, 2, 2.5, 5 times a power of ten that is at least `step`."""
-    power = 10.0 ** math.floor(math.log10(step)) if step > 0 else 1.0
+    power = 1.0
+    if step > 0:
+        power = 10.0 ** math.floor(math.log10(step))
     return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= step * 0.999)
 
 
@@ -83,7 +87,8 @@ def words(x: float, y: float, text: str, anchor: str = "middle", more: str = "")
 
 def _frame(title: str, x: Axis, y: Axis) -> list[str]:
     """The axes, grid and limits of a figure."""
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    right = WIDTH - RIGHT
+    bottom = HEIGHT - BOTTOM
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
     for tick in y.ticks():
         at = bottom - y.place(tick) * (bottom - TOP)
@@ -109,7 +114,8 @@ def _frame(title: str, x: Axis, y: Axis) -> list[str]:
 
 def lines(title: str, x: Axis, y: Axis, series: Sequence[PlotSeries]) -> str:
     """A figure with one line per series."""
-    out, bottom = _frame(title, x, y), HEIGHT - BOTTOM
+    out = _frame(title, x, y)
+    bottom = HEIGHT - BOTTOM
 
     def at(value_x: float, value_y: float) -> tuple[float, float]:
         return (
@@ -142,7 +148,10 @@ class Bar(NamedTuple):
 
 def stacked(title: str, label: str, bars: Sequence[Bar], names: Sequence[str], colours: Sequence[str]) -> str:
     """A figure of horizontal stacked bars; `names`: of the parts, in their order."""
-    left, width, row, top = 190, 960, 24, 6
+    left = 190
+    width = 960
+    row = 24
+    top = 6
     most = max((sum(bar.parts) for bar in bars), default=0.0) or 1.0
     height = top + row * len(bars) + 40
     scale = (width - left - 70) / most
@@ -153,7 +162,8 @@ def stacked(title: str, label: str, bars: Sequence[Bar], names: Sequence[str], c
         out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 36}"/>')
         out.append(words(x, height - 22, axis.said(tick)))
     for i, bar in enumerate(bars):
-        y, x = top + i * row, float(left)
+        y = top + i * row
+        x = float(left)
         out.append(words(left - 8, y + 15, bar.label, "end"))
         for k, amount in enumerate(bar.parts):
             told = f"<title>{escape(names[k])}: {amount:.4g} {escape(label)}</title>"

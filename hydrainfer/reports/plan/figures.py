@@ -54,9 +54,13 @@ def bars(rows: Sequence[Row], epd: Row | None = None, width: int = 960) -> str:
     """A figure with a bar for each row's goodput, its interval, and how much less it is than the first. If only an
     upper limit of the goodput is known, there is a pale bar up to it. Dashed: the goodput of `epd`."""
     narrow = width < 600
-    left, right, step, top = (104 if narrow else 150), (112 if narrow else 230), 23, 8
+    left = 104 if narrow else 150
+    right = 112 if narrow else 230
+    step = 23
+    top = 8
     most = max([*(row.goodput or 0.0 for row in rows), *(_reach(row) for row in rows)], default=0.0) or 1.0
-    height, scale = top + step * len(rows) + 42, (width - left - right) / most
+    height = top + step * len(rows) + 42
+    scale = (width - left - right) / most
     out = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="goodput of the layouts">']
     axis = Axis("requests per second", 0.0, most)
     for tick in axis.ticks()[:: 2 if narrow else 1]:
@@ -80,10 +84,12 @@ def _reach(row: Row) -> float:
 
 
 def _bar(row: Row, best: Row, left: int, y: int, step: int, scale: float, narrow: bool) -> list[str]:
-    colour, high = colour_of(row.method), _reach(row)
+    colour = colour_of(row.method)
+    high = _reach(row)
     told = f"<title>{escape(row.layout)} ({escape(row.method)}): {escape(row.limited_by)}</title>"
     size = f'y="{y + 2}" height="{step - 6}"'
-    middle, out = y + step / 2 - 1, [words(left - 8, y + 15, row.layout, "end")]
+    middle = y + step / 2 - 1
+    out = [words(left - 8, y + 15, row.layout, "end")]
     if row.goodput is None or not row.goodput:
         out.append(
             f'<rect x="{left}" {size} width="{high * scale:.1f}" fill="{colour}" fill-opacity=".18" stroke="{colour}" '
@@ -97,7 +103,9 @@ def _bar(row: Row, best: Row, left: int, y: int, step: int, scale: float, narrow
         f'<path class="ink" stroke-width="1.4" d="M{left + low * scale:.1f} {middle}'
         f'H{left + high * scale:.1f}m0 -4v8M{left + low * scale:.1f} {middle - 4}v8"/>'
     )
-    less = f"  {regret(row, best)}" if row is not best else ""
+    less = ""
+    if row is not best:
+        less = f"  {regret(row, best)}"
     told = f"{said(row.goodput)}{less}" if narrow else f"{said(row.goodput)} ({interval(row)}){less}"
     out.append(words(left + high * scale + 8, y + 15, told, "start"))
     return out
@@ -143,10 +151,12 @@ def latency_axis(found: Sequence[Curve], name: str, slo: Slo) -> Axis:
     differences do not matter."""
     limit_s: float | None = getattr(slo, f"{name}_s")
     each = [max(ms_, _LEAST_S * 1e3) for curve in found for ms_ in curve.latencies_ms if ms_ is not None]
-    least, most = min(each, default=1.0), max(each, default=1.0)
+    least = min(each, default=1.0)
+    most = max(each, default=1.0)
     limit = limit_s * 1e3 if limit_s is not None else None
     if limit is not None:
-        least, most = min(least, limit), max(min(most, limit * _REACH), limit)
+        least = min(least, limit)
+        most = max(min(most, limit * _REACH), limit)
     log = most > 5 * least
     span = (least / 1.3, most * 1.3) if log else (0.0, most * 1.1)
     return Axis(f"{name.upper()} p90, ms", *span, log=log, limit=limit)
@@ -160,7 +170,8 @@ def ratio_names(ratios: Sequence[Ratio]) -> list[str]:
 
 def by_ratio(plan: LayoutPlan, name: str) -> str:
     """A figure of latency by ratio with one line per method. EPD only is a level line, as it has no ratio."""
-    found, names = curves(plan.ratios, name), ratio_names(plan.ratios)
+    found = curves(plan.ratios, name)
+    names = ratio_names(plan.ratios)
     series = []
     for curve in found:
         if curve.method == "EPD":
@@ -178,11 +189,15 @@ def by_ratio(plan: LayoutPlan, name: str) -> str:
 
 def grid(cells: Sequence[Cell]) -> str:
     """A figure of the best layout in each cell: TPOT to the right, TTFT upwards, both from tight to loose."""
-    ttfts, tpots = sorted({c.ttft_s for c in cells}), sorted({c.tpot_s for c in cells})
+    ttfts = sorted({c.ttft_s for c in cells})
+    tpots = sorted({c.tpot_s for c in cells})
     at = {(c.ttft_s, c.tpot_s): c for c in cells}
-    left, bottom, high = 90, 46, 66
+    left = 90
+    bottom = 46
+    high = 66
     wide = min(190, 850 // len(tpots))
-    width, height = left + wide * len(tpots) + 10, high * len(ttfts) + bottom + 6
+    width = left + wide * len(tpots) + 10
+    height = high * len(ttfts) + bottom + 6
     out = [
         f'<svg viewBox="0 0 {width} {height}" style="max-width:{width}px;min-width:{min(width, 620)}px" role="img" '
         'aria-label="best by SLO">'
@@ -205,7 +220,9 @@ def _cell(cell: Cell, x: int, y: int, wide: int, high: int) -> list[str]:
     if not cell.goodput:
         box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" class="empty"/>'
         return [box, words(x + wide / 2, y + high / 2 + 4, "nothing meets it", more='class="faint"')]
-    ink = "#1c2024" if cell.method.endswith("+ EPD") else "#fff"
+    ink = "#fff"
+    if cell.method.endswith("+ EPD"):
+        ink = "#1c2024"
     box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" fill="{colour_of(cell.method)}"/>'
     told = [(cell.layout, 'font-weight="600"'), (f"{said(cell.goodput)} requests/s", ""), (gain_of(cell), "")]
     return [
@@ -223,4 +240,6 @@ def gain_of(cell: Cell) -> str:
     if not cell.goodput_epd:
         return "EPD only: nothing"
     ratio = cell.goodput / cell.goodput_epd
-    return f"+{(ratio - 1) * 100:.0f} % over EPD" if ratio < 3 else f"{ratio:.1f} x EPD"
+    if ratio < 3:
+        return f"+{(ratio - 1) * 100:.0f} % over EPD"
+    return f"{ratio:.1f} x EPD"

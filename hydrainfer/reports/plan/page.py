@@ -87,19 +87,27 @@ def _sections(plan: LayoutPlan) -> Iterator[str]:
 
 
 def _goodput(plan: LayoutPlan) -> Iterator[str]:
-    rows, epd = shown_rows(plan), only_epd(plan)
+    rows = shown_rows(plan)
+    epd = only_epd(plan)
     yield "<h2>Goodput by layout</h2>" + legend_of(methods_of(rows))
     yield f"<div class=desk>{bars(rows, epd)}</div><div class=phone>{bars(rows, epd, 430)}</div>"
-    dashed = f" Dashed line: {epd.layout}, which splits nothing." if epd is not None and epd.goodput else ""
-    pale = " Pale: not measured to the end, as it is less than that for certain." if _has_pale(rows) else ""
-    less = " At the right: how much less than the best." if len(rows) > 1 and rows[0].goodput else ""
+    dashed = ""
+    if epd is not None and epd.goodput:
+        dashed = f" Dashed line: {epd.layout}, which splits nothing."
+    pale = ""
+    if _has_pale(rows):
+        pale = " Pale: not measured to the end, as it is less than that for certain."
+    less = ""
+    if len(rows) > 1 and rows[0].goodput:
+        less = " At the right: how much less than the best."
     yield f"<p class=sub>Requests per second within the SLO, and what {plan.requests} requests leave open (95 %).{less}"
     yield f"{escape(dashed)}{pale}</p>"
 
 
 def _at_work(plan: LayoutPlan) -> Iterator[str]:
     """Attainment against the rate, and the utilization of lanes and caches."""
-    curves, used = attainment(plan), [_use(u) for u in plan.use]
+    curves = attainment(plan)
+    used = [_use(u) for u in plan.use]
     if not curves and not used:
         return
     yield "<div class=pair><div>"
@@ -151,7 +159,9 @@ def _grid(plan: LayoutPlan) -> Iterator[str]:
 def _live(live: Sequence[Live]) -> str:
     def both(pair: tuple[float, float]) -> list[str]:
         predicted, measured = pair
-        error = f"{(predicted / measured - 1) * 100:+.0f} %" if measured else "–"
+        error = "–"
+        if measured:
+            error = f"{(predicted / measured - 1) * 100:+.0f} %"
         return [f"{ms(predicted)} / {ms(measured)}", error]
 
     rows = []
@@ -213,7 +223,9 @@ def _given(plan: LayoutPlan) -> Iterator[str]:
     pairs = [[escape(name), escape(value)] for name, value in workload_lines(plan.workload)]
     yield f"<div class=plain>{table(['', ''], pairs)}</div>"
     yield "</div><div><h3>Budgets of the best layout</h3>" + _budgets(plan) + "</div></div>"
-    known = "measured" if plan.measured else "described by its published numbers, not measured"
+    known = "described by its published numbers, not measured"
+    if plan.measured:
+        known = "measured"
     facts = {
         "model": plan.model,
         "devices": f"{plan.hardware}, {known}",
@@ -233,7 +245,9 @@ def workload_lines(workload: dict[str, str | float]) -> Iterator[tuple[str, str]
         shown = value if isinstance(value, str) else f"{value:.5g}"
         if kind == "mean" and what:
             p90 = workload.get(f"{what}_p90")
-            more = f", p90 {p90:.5g}" if isinstance(p90, int | float) else ""
+            more = ""
+            if isinstance(p90, int | float):
+                more = f", p90 {p90:.5g}"
             yield f"{_WORDS.get(what, what)}, mean", f"{shown}{more}"
         elif not (kind == "p90" and f"{what}_mean" in workload):
             yield name.replace("_", " "), shown

@@ -16,7 +16,9 @@ _SEARCHED = "goodput"  # the one objective whose rows have a goodput with an int
 
 def ranked(plan: LayoutPlan, n: int) -> Table:
     """The `n` best layouts, of those that were measured to the end."""
-    at = f"at {plan.rate:g} requests/s" if plan.rate is not None else "at the goodput"
+    at = "at the goodput"
+    if plan.rate is not None:
+        at = f"at {plan.rate:g} requests/s"
     table = Table(title=f"{plan.hardware}, {plan.model}: latencies {at}", title_justify="left")
     table.add_column("layout", no_wrap=True)
     table.add_column("method")
@@ -27,7 +29,9 @@ def ranked(plan: LayoutPlan, n: int) -> Table:
         table.add_column("per 1,000 requests", justify="right")
     table.add_column("why it carries no more")
     for row in _measured(plan)[:n]:
-        met = percent(row.attainment) if row.attainment is not None else "–"
+        met = "–"
+        if row.attainment is not None:
+            met = percent(row.attainment)
         carries = [said(row.goodput), interval(row)] if plan.objective == _SEARCHED else [met]
         cells = [
             row.layout,
@@ -51,13 +55,19 @@ def interval(row: Row) -> str:
     """The interval of the goodput, without its lower end if no rate that was tried is certainly carried."""
     if not row.goodput:
         return "–"
-    high = f"{row.goodput_high:.3g}" if row.goodput_high is not None else "?"
-    return f"{row.goodput_low:.3g} to {high}" if row.goodput_low else f"below {high}"
+    high = "?"
+    if row.goodput_high is not None:
+        high = f"{row.goodput_high:.3g}"
+    if row.goodput_low:
+        return f"{row.goodput_low:.3g} to {high}"
+    return f"below {high}"
 
 
 def regret(row: Row, best: Row) -> str:
     """The share by which a row's goodput is below the best."""
-    return f"−{(1 - row.goodput / best.goodput) * 100:.0f} %" if row.goodput and best.goodput else ""
+    if row.goodput and best.goodput:
+        return f"−{(1 - row.goodput / best.goodput) * 100:.0f} %"
+    return ""
 
 
 def thousand(row: Row) -> str:
@@ -95,7 +105,8 @@ def conclusions(plan: LayoutPlan, n: int | None = None) -> list[str]:
 
 def _model_error(plan: LayoutPlan) -> Iterator[str]:
     """A sentence on the error of the simulation itself, which is not part of the intervals."""
-    best, error = plan.choice, plan.model_error
+    best = plan.choice
+    error = plan.model_error
     if best is None or not best.goodput or plan.objective != _SEARCHED:
         return
     if error is None:
@@ -105,7 +116,8 @@ def _model_error(plan: LayoutPlan) -> Iterator[str]:
             "with yours."
         )
         return
-    low, high = best.goodput / (1 + error), best.goodput * (1 + error)
+    low = best.goodput / (1 + error)
+    high = best.goodput * (1 + error)
     yield (
         f"Model error: real deployments were within a factor of {1 + error:.3g} of such plans, which is {said(low)} to "
         f"{said(high)} requests/s here (docs/planning.md)."
@@ -126,7 +138,9 @@ def others(plan: LayoutPlan, n: int | None = None) -> str:
     parts = []
     if hidden := measured[n:] if n is not None else []:
         rates = [row.goodput or 0.0 for row in hidden]
-        span = f" ({min(rates):.3g} to {max(rates):.3g} requests/s)" if plan.objective == _SEARCHED else ""
+        span = ""
+        if plan.objective == _SEARCHED:
+            span = f" ({min(rates):.3g} to {max(rates):.3g} requests/s)"
         parts.append(f"{len(hidden)} more {_were(hidden)} measured{span}")
     if below and plan.objective == _SEARCHED:
         most = max(row.goodput_high or row.bound for row in below)
@@ -155,9 +169,12 @@ def _live(run: Live, error: float | None) -> str:
 def carried(run: Live, error: float | None) -> str:
     """The measured and the predicted goodput, in a sentence or two. `error`: the model error that the plan states."""
     predicted, measured = run.goodput
-    low, high = run.goodput_low, run.goodput_high
+    low = run.goodput_low
+    high = run.goodput_high
     span = f"{said(low)} to {said(high)}" if low and high else f"at least {said(low)}" if low else f"below {said(high)}"
-    between = f" ({span} for certain)" if low or high else ""
+    between = ""
+    if low or high:
+        between = f" ({span} for certain)"
     beside = ""
     if said(predicted) != said(run.planned):
         beside = f" with this client on the same cores ({said(run.planned)} without)"
@@ -166,7 +183,8 @@ def carried(run: Live, error: float | None) -> str:
     )
     if error is None:
         return text
-    least, most = predicted / (1 + error) / 1.001, predicted * (1 + error) * 1.001
+    least = predicted / (1 + error) / 1.001
+    most = predicted * (1 + error) * 1.001
     if not measured and (high is None or high > least):
         return f"{text} The runs were too short to tell whether that is within the stated model error."
     return f"{text} That is {'within' if least <= measured <= most else 'NOT within'} the stated model error."
@@ -215,7 +233,9 @@ def _most(plan: LayoutPlan, best: Row) -> Iterator[str]:
         yield f"Do not split: {best.layout} carries most within the SLO, {_carries(best)}."
         yield f"The best split layout is {split.layout}: {_carries(split)}."
     elif plan.choice is epd:
-        within = "within the interval" if best.goodput_low else "less than a search resolves"
+        within = "less than a search resolves"
+        if best.goodput_low:
+            within = "within the interval"
         yield (
             f"Do not split: {best.layout} carries {_carries(best)} within the SLO, but {epd.layout} carries "
             f"{said(epd.goodput)} without splitting, and the difference is {within}."
@@ -243,14 +263,20 @@ def _gain(plan: LayoutPlan, best: Row, epd: Row) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:.0f} % more than" if ratio < 3 else f"{ratio:.1f} times as much as"
+    if ratio < 3:
+        return f"{(ratio - 1) * 100:.0f} % more than"
+    return f"{ratio:.1f} times as much as"
 
 
 def _fewest(plan: LayoutPlan, best: Row) -> Iterator[str]:
-    n, rate, single = plan.devices, said(plan.rate), plan.devices == plan.per_instance
+    n = plan.devices
+    rate = said(plan.rate)
+    single = plan.devices == plan.per_instance
     enough = f"{n} device{'' if n == 1 else 's'} carr{'ies' if n == 1 else 'y'} {rate} requests/s within the SLO"
     fewer = "" if single else ", no fewer do for certain"
-    met = f" ({percent(best.attainment)} of the requests meet it)" if best.attainment is not None else ""
+    met = ""
+    if best.attainment is not None:
+        met = f" ({percent(best.attainment)} of the requests meet it)"
     yield f"{enough}{fewer}: as {best.layout}{met}."
     epd = only_epd(plan)
     if single or epd is None:
@@ -258,16 +284,22 @@ def _fewest(plan: LayoutPlan, best: Row) -> Iterator[str]:
     if epd is best:
         yield f"Do not split: {epd.layout} is the layout that meets it most often."
     elif epd.goodput:
-        share = f", for {percent(epd.attainment)} of the requests" if epd.attainment is not None else ""
+        share = ""
+        if epd.attainment is not None:
+            share = f", for {percent(epd.attainment)} of the requests"
         yield f"You need not split: {epd.layout} carries it as well{share}."
     else:
         yield f"Without splitting, they do not for certain: {_not_carried(plan, epd)}."
 
 
 def _quickest(plan: LayoutPlan, best: Row) -> Iterator[str]:
-    name, rate = plan.objective.upper(), said(plan.rate)
-    seconds, epd = _p90(plan, best), only_epd(plan)
-    theirs = _p90(plan, epd) if epd is not None and epd.goodput else None
+    name = plan.objective.upper()
+    rate = said(plan.rate)
+    seconds = _p90(plan, best)
+    epd = only_epd(plan)
+    theirs = None
+    if epd is not None and epd.goodput:
+        theirs = _p90(plan, epd)
     least = f"{best.layout} has the least {name} p90 at {rate} requests/s: {ms(seconds)} ms"
     if epd is best:
         split = next((row for row in _measured(plan) if row.method != "EPD"), None)
@@ -282,7 +314,9 @@ def _quickest(plan: LayoutPlan, best: Row) -> Iterator[str]:
         yield f"Do not split: {epd.layout} has a {name} p90 of {ms(theirs)} ms there; {least}, hardly less."
     else:
         yield f"{least}, {(1 - seconds / theirs) * 100:.0f} % less than {epd.layout} ({ms(theirs)} ms)."
-    met = f" for {percent(best.attainment)} of the requests" if best.attainment is not None else ""
+    met = ""
+    if best.attainment is not None:
+        met = f" for {percent(best.attainment)} of the requests"
     yield f"It meets the SLO there{met}."
 
 
@@ -292,8 +326,11 @@ def _p90(plan: LayoutPlan, row: Row) -> float | None:
 
 def _nothing(plan: LayoutPlan) -> str:
     tried = [(a, row) for row in plan.layouts for a in row.attempts]
-    slo, share = str(plan.slo), f"{plan.target * 100:g} % of the requests"
-    where = f" at {said(plan.rate)} requests/s" if plan.rate is not None else ""
+    slo = str(plan.slo)
+    share = f"{plan.target * 100:g} % of the requests"
+    where = ""
+    if plan.rate is not None:
+        where = f" at {said(plan.rate)} requests/s"
     if unsure := _undecided(plan):
         n = max(a.n for row in unsure for a in row.attempts)
         return (
@@ -304,7 +341,9 @@ def _nothing(plan: LayoutPlan) -> str:
     if best is None:
         most = max((row.bound for row in plan.layouts), default=0.0)
         stage = next((row.stage for row in plan.layouts if row.bound == most), "")
-        by = f": {stage} does not allow for it" if stage else ""
+        by = ""
+        if stage:
+            by = f": {stage} does not allow for it"
         return f"No layout meets the SLO ({slo}, for {share}){where}{by}; at most {said(most)} requests/s can last."
     row = best[1]
     explained = [r for r in (row, *plan.layouts) if r.search == "final" and r.stage]
@@ -317,6 +356,8 @@ def _attainable(a: Attempt, row: Row) -> str:
     if a.stopped or not a.n:
         return f"{row.layout} was the last to be given up, at {said(a.rate)} requests/s"
     latencies = [f"{name} p90 {ms(s)} ms" for name, s in (("TTFT", a.ttft_p90), ("TPOT", a.tpot_p90)) if s is not None]
-    told = f" ({', '.join(latencies)})" if latencies else ""
+    told = ""
+    if latencies:
+        told = f" ({', '.join(latencies)})"
     met = f"{percent(a.n_met / a.n)} meet it{told}"
     return f"the best attainable is {row.layout} at {said(a.rate)} requests/s, where {met}"

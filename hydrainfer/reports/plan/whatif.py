@@ -34,7 +34,8 @@ for(const i of['if-t','if-p','if-r'])e(i).oninput=r;r()}
 
 def what_if(plan: LayoutPlan) -> Iterator[str]:
     """The section with the sliders, for a plan with a grid."""
-    ttfts, tpots = sorted({c.ttft_s for c in plan.grid}), sorted({c.tpot_s for c in plan.grid})
+    ttfts = sorted({c.ttft_s for c in plan.grid})
+    tpots = sorted({c.tpot_s for c in plan.grid})
     most = max((c.goodput for c in plan.grid), default=0.0)
     if not most:
         return

@@ -86,7 +86,8 @@ async def _accepted(client: ChatClient, target: Endpoint) -> tuple[BodyOptions, 
 
 
 def _explained(target: Endpoint, failure: Failure) -> ConfigError:
-    url, said = target.base_url, failure.message
+    url = target.base_url
+    said = failure.message
     if failure.kind is FailureKind.CONNECTION:
         return ConfigError(f"no server at {url}: {said}; is it running, and is that its address?")
     if failure.status in (401, 403):

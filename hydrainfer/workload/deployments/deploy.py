@@ -40,7 +40,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def n_instances(self) -> int | None:
         """The number of instances of the layout; None if the layout is a file or the server is not ours."""
         is_file = self.layout.endswith((".yaml", ".yml"))
-        return len(Layout.parse(self.layout).instances) if self.layout and not is_file else None
+        if self.layout and not is_file:
+            return len(Layout.parse(self.layout).instances)
+        return None
 
 
 class HardwareSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +107,9 @@ async def running(one: Deployment, place: HardwareSlice, log: Path) -> AsyncIter
         return
     port = free_port()
     command = command_of(one, place, port)
-    real = [sys.executable, "-m", *command] if one.layout else command
+    real = command
+    if one.layout:
+        real = [sys.executable, "-m", *command]
     with ServerProcess(one.name, real, port, log, _environment(one, place), place.core_set) as process:
         await process.wait_healthy(place.start_limit_s)
         yield process.url, process

@@ -42,7 +42,9 @@ class ServerProcess:
         cores: Collection[int] = (),
     ) -> None:
         """Raises `ServerFailed` if there is no such command or no such core."""
-        self.name, self.command, self._log = name, command, log
+        self.name = name
+        self.command = command
+        self._log = log
         self.url = f"http://127.0.0.1:{port}"
         self.startup_s: float | None = None
         self._started_s = time.perf_counter()

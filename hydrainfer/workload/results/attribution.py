@@ -91,4 +91,6 @@ def _parts(record: RequestRecord) -> dict[str, float]:
 
 
 def _means(each: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.fmean(p[name] for p in each) for name in PARTS} if each else {}
+    if each:
+        return {name: statistics.fmean(p[name] for p in each) for name in PARTS}
+    return {}

@@ -33,7 +33,9 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
 
 def verdict_of(record: RequestRecord, slo: Slo) -> Verdict:
     """The verdict by the paper's section 2.3. TTFT counts from the time when the request was sent."""
-    return judge(slo, record.ttft_s, record.token_interval_s, record.e2e_s) if record.ok else FAILED
+    if record.ok:
+        return judge(slo, record.ttft_s, record.token_interval_s, record.e2e_s)
+    return FAILED
 
 
 def series_of(records: Sequence[RequestRecord], slo: Slo) -> Series:

@@ -86,7 +86,8 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_of(server: str, result: LoadResult, slo: Slo | None, reference: Reference, round_: int = 0) -> Run:
     """The numbers of one load; raw records are not kept."""
-    report, records = report_of(result), result.records
+    report = report_of(result)
+    records = result.records
     ok = [r for r in records if r.ok]
     curves = {
         "ttft": _curve([r.ttft_s for r in ok if r.ttft_s is not None]),
@@ -129,6 +130,8 @@ def now() -> str:
 
 def hardware() -> dict[str, Any]:
     """The machine that this process, the client, runs on."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    load = None
+    if hasattr(os, "getloadavg"):
+        load = os.getloadavg()[0]
     memory = round(memory_bytes() / 2**30, 1)
     return {"cpu": cpu_name(), "cores": n_cores(), "memory_gib": memory, "load_before": load}

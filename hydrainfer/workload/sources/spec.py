@@ -95,7 +95,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 rng=rng,
                 pool=self.dialogues.picture_pool,
             )
-            return chats if self.dialogues == Dialogues() else list(self.dialogues.weave(chats, rng))
+            if self.dialogues == Dialogues():
+                return chats
+            return list(self.dialogues.weave(chats, rng))
         if self.source == "recording":
             return _first(replayed(read_recording(Path(self.path or "").expanduser()).chats, seed), n, self)
         found = self._read(rng, like)
@@ -128,7 +130,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def _first(chats: list[ChatRequest], n: int, workload: Workload) -> list[ChatRequest]:
     if len(chats) < n:
-        hint = "; `distinct: false` allows a picture twice" if workload.source in READERS and workload.distinct else ""
+        hint = ""
+        if workload.source in READERS and workload.distinct:
+            hint = "; `distinct: false` allows a picture twice"
         if workload.source == "recording":
             hint = "; record more with `hydrainfer trace --requests`"
         raise TooFewRequests(f"{workload.path} has {len(chats)} requests, {n} are needed{hint}", param="requests")
