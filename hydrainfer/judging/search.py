@@ -138,7 +138,9 @@ class Search:
             return None
         gaps = [(low, high)] if most is None or not open_ else [(low, least), (most, high)]
         a, b = max(gaps, key=lambda gap: gap[1] / gap[0])
-        return math.sqrt(a * b) if b / a > 1 + self._tolerance else None
+        if b / a > 1 + self._tolerance:
+            return math.sqrt(a * b)
+        return None
 
     @property
     def _low(self) -> float | None:

@@ -101,7 +101,9 @@ class Timeline:
     def tpot_s(self) -> float | None:
         """The mean time per output token after the first, or None with fewer than two tokens."""
         n = len(self.token_s) - 1
-        return (self.token_s[-1] - self.token_s[0]) / n if n > 0 else None
+        if n > 0:
+            return (self.token_s[-1] - self.token_s[0]) / n
+        return None
 
     @property
     def e2e_s(self) -> float | None:

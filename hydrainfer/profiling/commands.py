@@ -68,7 +68,9 @@ def profile(**flags: Any) -> None:
             grid=q.grid,
         )
     if q.validate:
-        chosen = plan.choice.layout if plan.choice else ""
+        chosen = ""
+        if plan.choice:
+            chosen = plan.choice.layout
         able = [row for row in plan.layouts if row.goodput]
         best = sorted(able, key=lambda row: row.layout != chosen)[: q.validate]
         plan = msgspec.structs.replace(plan, live=validate(asked, study, best, log))
@@ -110,7 +112,9 @@ def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
     emulated = asked.devices.kind == "emulated"
     model = q.model
     note = ""
-    needed = "tokenizer" if emulated else "weights"
+    needed = "weights"
+    if emulated:
+        needed = "tokenizer"
     if not ((path / "tokenizer.json").is_file() if emulated else has_weights(path)):
         model = "CHECKPOINT"
         note = f"CHECKPOINT: the directory with {path.name}'s {needed}"

@@ -132,7 +132,9 @@ def burst_shape(q: ProfileQuestion) -> float:
     """The shape of gamma arrivals. Raises `ConfigError` if a shape is given for other arrivals."""
     if q.burst_shape is not None and q.arrivals != "gamma":
         raise ConfigError("--burst-shape is for --arrivals gamma", param="burst_shape")
-    return Gamma(1.0).shape if q.burst_shape is None else q.burst_shape
+    if q.burst_shape is None:
+        return Gamma(1.0).shape
+    return q.burst_shape
 
 
 def _arrivals(q: ProfileQuestion) -> OpenLoop | None:

@@ -60,7 +60,9 @@ def fit_cost(points: Sequence[BatchTime], of: Literal["p50_s", "min_s"] = "p50_s
 def _stage(w: BatchShape) -> str:
     if w.is_vision:
         return "encode"
-    return ("mixed" if w.decodes else "prefill") if w.chunk else "decode"
+    if w.chunk:
+        return "mixed" if w.decodes else "prefill"
+    return "decode"
 
 
 def predicted_s(cost: CostModel, w: BatchShape) -> float:

@@ -153,7 +153,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         if self.recurrence is None:
             return 0
         layers, _, matrix = self.recurrence.state
-        return _SCAN_FLOPS * len(layers) * math.prod(matrix) if matrix else 0
+        if matrix:
+            return _SCAN_FLOPS * len(layers) * math.prod(matrix)
+        return 0
 
     @property
     def kv_token_bytes(self) -> int:

@@ -112,11 +112,14 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         client = self._client(trace, rate)
         if not self.workers:
             n = max(1, int(min(self.cores, len(trace))))
+            both = [a + b for a, b in zip(first, second)]
             share = _share(self.cores, n_greedy + n, client)
-            return _served(arrivals, [a + b for a, b in zip(first, second)], n, share, rate, answers_s)
-        share = _share(self.cores, n_greedy + self.processes, [*self._workers(trace, rate), *client])
+            return _served(arrivals, both, n, share, rate, answers_s)
+        workers = self._workers(trace, rate)
+        processes = self._processes(trace, n_instances, rate)
+        share = _share(self.cores, n_greedy + self.processes, [*workers, *client])
         at_s = _served(arrivals, first, self.processes, share, rate, answers_s)
-        share = _share(self.cores, n_greedy + self.workers, [*self._processes(trace, n_instances, rate), *client])
+        share = _share(self.cores, n_greedy + self.workers, [*processes, *client])
         return _served(at_s, second, self.workers, share)
 
     # ---- seconds of a request, and cores wanted by each thread at a rate
@@ -163,10 +166,10 @@ def _served(
     left = max(has - rate * besides_s, has * mean_s / ((mean_s + besides_s) or 1.0))
     slower = n / (left or has)
     free = [0.0] * n
-    found = []
+    done_s = []
     for at_s, own_s in zip(arrivals, work_s):
         if own_s:
             at_s = max(at_s, free[0]) + own_s * slower
             heapq.heapreplace(free, at_s)
-        found.append(at_s)
-    return found
+        done_s.append(at_s)
+    return done_s

@@ -154,9 +154,14 @@ def _of_parts(t: TraceRequest, seen: set[str], begun: set[tuple[str, ...]]) -> t
     """One request of `_without_repeats` that has parts. `seen`: pictures of earlier requests; `begun`: the beginnings
     of earlier prompts and answers, in whole parts. The request is added to both."""
     names = tuple(part.name for part in t.parts)
-    n_begun = next(n for n in range(len(names), -1, -1) if not n or names[:n] in begun)
-    n_found = min(sum(part.n_tokens for part in t.parts[:n_begun]), t.n_prompt - 1)
-    new = tuple(part.n_tokens for part in t.parts if part.picture and part.name not in seen)
-    seen.update(part.name for part in t.parts if part.picture)
-    begun.update((*names, ANSWER)[:n] for n in range(1, len(names) + 2))
-    return msgspec.structs.replace(t, pictures=new, n_text=t.n_prompt - sum(new)), n_found
+    n_begun = len(names)
+    while n_begun and names[:n_begun] not in begun:
+        n_begun -= 1
+    n_cached = sum(part.n_tokens for part in t.parts[:n_begun])
+    pictures = [part for part in t.parts if part.picture]
+    new = tuple(part.n_tokens for part in pictures if part.name not in seen)
+    seen.update(part.name for part in pictures)
+    served = (*names, ANSWER)
+    begun.update(served[:n] for n in range(1, len(served) + 1))
+    fresh = msgspec.structs.replace(t, pictures=new, n_text=t.n_prompt - sum(new))
+    return fresh, min(n_cached, t.n_prompt - 1)

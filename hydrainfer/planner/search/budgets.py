@@ -293,12 +293,17 @@ def _not_decoding(times: Times, role: Role, slo: Slo, mix: Mix, base: Budgets) -
     tokens = base.tokens
     images = base.images
     if role.runs(Stage.ENCODE) and mix.picture and times.pictures:
-        images = largest(times.pictures, lambda n: times.encode_s(n) <= limit_s)
-        images = min(images, _saturating(times.pictures, times.encode_s))
+        in_time = largest(times.pictures, lambda n: times.encode_s(n) <= limit_s)
+        images = min(in_time, _saturating(times.pictures, times.encode_s))
     if role.runs(Stage.PREFILL) and times.chunks:
-        enough = max(_saturating(times.chunks, lambda n: times.language_s(n, 0, 0)), mix.prompt)
-        wanted = times.chunks[min(bisect_left(times.chunks, enough), len(times.chunks) - 1)]
-        tokens = min(wanted, largest(times.chunks, lambda n: times.language_s(n, 0, 0) <= limit_s))
+
+        def chunk_s(n: int) -> float:
+            return times.language_s(n, 0, 0)
+
+        enough = max(_saturating(times.chunks, chunk_s), mix.prompt)
+        at = bisect_left(times.chunks, enough)
+        wanted = times.chunks[min(at, len(times.chunks) - 1)]
+        tokens = min(wanted, largest(times.chunks, lambda n: chunk_s(n) <= limit_s))
     return msgspec.structs.replace(base, tokens=tokens, images=images)
 
 

@@ -55,7 +55,9 @@ def study_of(
     for one in devices:
         for name in ROLE_NAMES:
             role = Role.parse(name)
-            placed = f"{name}@{one.name}" if unlike else name
+            placed = name
+            if unlike:
+                placed = f"{name}@{one.name}"
             try:
                 blocks = blocks_of(shape, one, role)
                 _check_room(shape, one, role, blocks, longest)

@@ -146,17 +146,20 @@ class _Waves:
         coarse = self._effort
         self._measure([(k, coarse) for k in first])
         for begin in range(0, n, _WAVE):
-            self._screen(self._order[begin : begin + _WAVE])
+            end = begin + _WAVE
+            self._screen(self._order[begin:end])
             if len(self._finals) < n_finals:
                 self._measure([(k, coarse) for k in self._promising()[:_AT_ONCE]])
-            self._on_progress("screen", min(begin + _WAVE, n), n)
+            self._on_progress("screen", min(end, n), n)
         while len(self._finals) < n_finals and (promising := self._promising()):
             self._measure([(k, coarse) for k in promising[:_AT_ONCE]])
             self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
         epd = [k for k in self._order if method_of(k) == "EPD"]  # the baseline of all others
         self._measure([(k, coarse) for k in epd if k not in self._finals])
         # the longest jobs first
-        self._measure([*((k, EXACT) for k in self._close(epd)), *((k, QUICK) for k in self._runners_up())])
+        jobs = [(k, EXACT) for k in self._close(epd)]
+        jobs += [(k, QUICK) for k in self._runners_up()]
+        self._measure(jobs)
         return [*(self._screened | self._finals).values()]
 
     @property
@@ -200,7 +203,9 @@ class _Waves:
     def _flattery(self) -> float:
         """The ratio of the best layout's goodput on the short trace to that in the steady state, at least 1; 1 if not
         known."""
-        return max(1.0, self._rough_best / self._best) if self._best else 1.0
+        if self._best:
+            return max(1.0, self._rough_best / self._best)
+        return 1.0
 
     @property
     def _rough_best(self) -> float:
@@ -243,8 +248,9 @@ def _rough(
         new.append(observe(study, layout, rate, hurry=True))
         return new[-1].attempt.carried(study.target)
 
-    high = min((t.attempt.rate for t in known if not t.attempt.carried(study.target)), default=bound)
-    low = max((t.attempt.rate for t in known if t.attempt.rate < high), default=0.0)
+    attempts = [t.attempt for t in known]
+    high = min((a.rate for a in attempts if not a.carried(study.target)), default=bound)
+    low = max((a.rate for a in attempts if a.rate < high), default=0.0)
     found = Finding(layout=str(layout), stage="screened", bound=bound)
     if high <= at_least or (low < at_least and not carries(at_least)):
         found = msgspec.structs.replace(found, goodput_high=min(high, at_least))

@@ -136,7 +136,9 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def best(self) -> Row | None:
         """The first row; None if nothing meets the SLO."""
-        first = self.layouts[0] if self.layouts else None
+        first = None
+        if self.layouts:
+            first = self.layouts[0]
         return first if first is not None and first.goodput else None
 
     @property

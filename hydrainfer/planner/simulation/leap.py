@@ -81,7 +81,9 @@ class Leap:
         if not s.room.can_grow(seqs, n, evicting=not shares):
             return None
         ends = _ends(device, batch, ticket.span.end_s, n, due_s)
-        return Leap(engine, device, ticket, ends) if len(ends) > _FEWEST else None
+        if len(ends) > _FEWEST:
+            return Leap(engine, device, ticket, ends)
+        return None
 
     def reported(self, until_s: float) -> Load | None:
         """The load after the last step done by `until_s`; None if it was already reported."""

@@ -116,14 +116,18 @@ def attainment(plan: LayoutPlan) -> str:
     rows = [row for row in plan.layouts if row.goodput and row.attempts][:_CURVES]
     series = []
     for row, colour in zip(rows, COLOURS):
-        at = {a.rate: a for a in sorted(row.attempts, key=lambda a: a.n) if a.n}
-        shares = [(rate, a.n_met / a.n) for rate, a in sorted(at.items())]
-        series.append(PlotSeries(row.layout, colour, [Point(x, y, y, y, f"{said(x)}/s") for x, y in shares]))
-    points = [p for one in series for p in one.points]
-    if not points:
+        longest = {a.rate: a for a in sorted(row.attempts, key=lambda a: a.n) if a.n}
+        points = []
+        for rate, a in sorted(longest.items()):
+            share = a.n_met / a.n
+            points.append(Point(rate, share, share, share, f"{said(rate)}/s"))
+        series.append(PlotSeries(row.layout, colour, points))
+    rates = [p.x for one in series for p in one.points]
+    shares = [p.y for one in series for p in one.points]
+    if not rates:
         return ""
-    x = Axis("requests per second", min(p.x for p in points) * 0.95, max(p.x for p in points) * 1.02)
-    y = Axis("within the SLO", min(0.5, min(p.y for p in points)), 1.0, limit=plan.target, percent=True)
+    x = Axis("requests per second", min(rates) * 0.95, max(rates) * 1.02)
+    y = Axis("within the SLO", min(0.5, *shares), 1.0, limit=plan.target, percent=True)
     names = [one.name for one in series]
     return legend(names, COLOURS) + lines("attainment against the rate", x, y, series)
 
@@ -153,7 +157,9 @@ def latency_axis(found: Sequence[Curve], name: str, slo: Slo) -> Axis:
     each = [max(ms_, _LEAST_S * 1e3) for curve in found for ms_ in curve.latencies_ms if ms_ is not None]
     least = min(each, default=1.0)
     most = max(each, default=1.0)
-    limit = limit_s * 1e3 if limit_s is not None else None
+    limit = None
+    if limit_s is not None:
+        limit = limit_s * 1e3
     if limit is not None:
         least = min(least, limit)
         most = max(min(most, limit * _REACH), limit)

@@ -72,7 +72,9 @@ def regret(row: Row, best: Row) -> str:
 
 def thousand(row: Row) -> str:
     """The cost of a thousand requests."""
-    return "–" if row.request_cost is None else f"{row.request_cost * 1e3:.3g}"
+    if row.request_cost is None:
+        return "–"
+    return f"{row.request_cost * 1e3:.3g}"
 
 
 def bill(plan: LayoutPlan) -> Iterator[str]:
@@ -273,7 +275,9 @@ def _fewest(plan: LayoutPlan, best: Row) -> Iterator[str]:
     rate = said(plan.rate)
     single = plan.devices == plan.per_instance
     enough = f"{n} device{'' if n == 1 else 's'} carr{'ies' if n == 1 else 'y'} {rate} requests/s within the SLO"
-    fewer = "" if single else ", no fewer do for certain"
+    fewer = ", no fewer do for certain"
+    if single:
+        fewer = ""
     met = ""
     if best.attainment is not None:
         met = f" ({percent(best.attainment)} of the requests meet it)"
@@ -321,7 +325,9 @@ def _quickest(plan: LayoutPlan, best: Row) -> Iterator[str]:
 
 
 def _p90(plan: LayoutPlan, row: Row) -> float | None:
-    return row.ttft_p90 if plan.objective == "ttft" else row.tpot_p90
+    if plan.objective == "ttft":
+        return row.ttft_p90
+    return row.tpot_p90
 
 
 def _nothing(plan: LayoutPlan) -> str:
@@ -348,7 +354,9 @@ def _nothing(plan: LayoutPlan) -> str:
     row = best[1]
     explained = [r for r in (row, *plan.layouts) if r.search == "final" and r.stage]
     stage = explained[0].stage if explained else ""  # other rows only have a bound, which says nothing about the SLO
-    by = f": {stage} makes it impossible" if stage else ""
+    by = ""
+    if stage:
+        by = f": {stage} makes it impossible"
     return f"Nothing meets the SLO ({slo}, for {share}){where}{by}; {_attainable(best[0], row)}."
 
 

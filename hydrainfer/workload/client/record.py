@@ -63,7 +63,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def timings(self) -> dict[str, float]:
         """The server's account of where the time went; empty if it sent none."""
-        said = self.usage.hydrainfer if self.usage else None
+        said = None
+        if self.usage:
+            said = self.usage.hydrainfer
         return {k: float(v) for k, v in (said or {}).items() if isinstance(v, int | float)}
 
     @property

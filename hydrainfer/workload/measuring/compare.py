@@ -162,7 +162,9 @@ class Comparison:
                     if run.attainment and run.attainment.met.share < self._plan.give_up_below:
                         self._too_much[one.name] = min(rate, self._too_much.get(one.name, rate))
             if mine.came and not stop.came:
-                log_end = f"\n{process.log_tail()}" if process else ""
+                log_end = ""
+                if process:
+                    log_end = f"\n{process.log_tail()}"
                 raise ServerFailed(f"{mine.reason}{log_end}")
 
     def _described(self, one: Deployment, session: Session, process: ServerProcess | None) -> Server:

@@ -49,7 +49,9 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         least = {"requests": 1, "unloaded": 1, "warmup": 0, "min_s": 0}
         for name, number in least.items():
             if not (value := getattr(self, name)) >= number:  # a NaN is refused, too
-                said = "min-seconds" if name == "min_s" else name
+                said = name
+                if name == "min_s":
+                    said = "min-seconds"
                 raise ConfigError(f"{said} must be at least {number}, not {value}", param=name)
 
     def n_at(self, rate_per_s: float) -> int:

@@ -60,7 +60,9 @@ class Replay(msgspec.Struct, frozen=True, tag="replay"):
     def rate_per_s(self) -> float:
         """The average rate; infinite if all times are equal."""
         span_s = (self.times_s[-1] - self.times_s[0]) / self.speed
-        return (len(self.times_s) - 1) / span_s if span_s else math.inf
+        if span_s:
+            return (len(self.times_s) - 1) / span_s
+        return math.inf
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):

@@ -77,7 +77,9 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.kind == "exponential":
             return 1.0 - math.exp(-x / self.a) if self.a else 1.0
         if self.kind == "lognormal" and self.a and self.b:
-            return NormalDist().cdf(math.log(x / self.a) / self.b) if x > 0 else 0.0
+            if x > 0:
+                return NormalDist().cdf(math.log(x / self.a) / self.b)
+            return 0.0
         return float(x >= self.a)
 
 

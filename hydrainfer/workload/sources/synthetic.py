@@ -41,7 +41,9 @@ class Texts:
         while text in self._seen:
             text = f"{self._rng.choice(WORDS)} {self._rng.choice(WORDS)}: {text}"
         self._seen.add(text)
-        return f"{text}\n{self._instruction}" if self._instruction else text
+        if self._instruction:
+            return f"{text}\n{self._instruction}"
+        return text
 
     def _fill(self, template: str) -> str:
         def word(match: re.Match[str]) -> str:
