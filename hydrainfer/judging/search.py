@@ -106,7 +106,7 @@ class Search:
         that the queue grows. A queue beyond its capacity grows in proportion to time, while the limit for chance grows
         only with the square root of time."""
         runs = self._runs[rate]
-        found = self._found[rate]
+        state = self._found[rate]
         left = 0
         if rate not in self._left:
             left = self._max_runs - len(runs)
@@ -114,7 +114,7 @@ class Search:
             return False
         longest = len(runs[-1].met) * 2**left
         enough = 1.5 * longest * left  # the last two runs count; times `left`, as short runs measure `n_wanted` badly
-        return found.n_wanted <= enough or found.growth * math.sqrt(2**left) > 1.0
+        return state.n_wanted <= enough or state.growth * math.sqrt(2**left) > 1.0
 
     def _next_rate(self) -> float | None:
         low = self._low
@@ -172,11 +172,11 @@ class Search:
         whose runs met the target but were too short as not carried gives too low an estimate; leaving them out gives
         too high an estimate, by about the same factor (`benchmarks/b22_intervals.py`). The result is the geometric mean
         of the two."""
-        found = sorted(self._found.items())
+        states = sorted(self._found.items())
         certain = self._low or 0.0
-        told = [(rate, s) for rate, s in found if s.settled or s.grows or s.met.share < self._target]
-        least = self._crossing([(r, s) for r, s in found if r > certain or (r, s) in told])
-        return math.sqrt(least * max(least, self._crossing(told, self._bound)))
+        settled = [(rate, s) for rate, s in states if s.settled or s.grows or s.met.share < self._target]
+        least = self._crossing([(r, s) for r, s in states if r > certain or (r, s) in settled])
+        return math.sqrt(least * max(least, self._crossing(settled, self._bound)))
 
     def _crossing(self, found: Sequence[tuple[float, Steady]], bound: float = math.inf) -> float:
         """The rate at which attainment crosses the target, interpolated between two rates. Waiting times have

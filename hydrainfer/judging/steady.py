@@ -104,9 +104,9 @@ def steady_state(runs: Sequence[Series]) -> Steady:
     if not all(_far(run) for run in runs):
         n_effective = min(n_effective, effective_n(*delays), _PER_RELAXATION * n / relaxation)
         enough = ENOUGH
-    found = Proportion.of(round(share * n), n, n_effective * (Z95 / _T95) ** 2)
+    met_share = Proportion.of(round(share * n), n, n_effective * (Z95 / _T95) ** 2)
     return Steady(
-        met=found,
+        met=met_share,
         n_effective=n_effective,
         n_warmup=sum(cuts),
         growth=max(map(_growth, runs)),

@@ -49,8 +49,13 @@ def profile(**flags: Any) -> None:
         raise ConfigError(
             f"--objective is one of {', '.join(get_args(Objective))}, not {q.objective!r}", param="objective"
         )
-    given = {"model": q.model, "measure_minutes": q.measure_minutes, "dtype": q.dtype, "quantization": q.quantization}
-    here = {name: value for name, value in given.items() if value is not None}
+    settings = {
+        "model": q.model,
+        "measure_minutes": q.measure_minutes,
+        "dtype": q.dtype,
+        "quantization": q.quantization,
+    }
+    here = {name: value for name, value in settings.items() if value is not None}
     question = q
     if q.dtype == "auto":
         question = msgspec.structs.replace(q, dtype=None)

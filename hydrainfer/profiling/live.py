@@ -61,7 +61,7 @@ def _with_client(study: Study) -> Study:
 def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Console) -> tuple[Live, ...]:
     """Run each layout at both ends of the plan's model error around its goodput, predicted with the client on the same
     machine. Layouts that did not start are left out, with a message on the console."""
-    found = []
+    comparisons = []
     study = _with_client(study)
     by = 1.0 + (asked.inputs.model_error or _ERROR)
     for row in rows:
@@ -77,8 +77,8 @@ def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Co
             path.write_text(layout_file(layout, study, threads=asked.devices.threads), "utf-8")
             result = _run(asked, path, (rate / by, rate * by), console)
         if result.runs and result.runs[0].report.ttft_s is not None:  # else the reason was printed
-            found.append(_beside(study, row, rate, result))
-    return tuple(found)
+            comparisons.append(_beside(study, row, rate, result))
+    return tuple(comparisons)
 
 
 def _run(asked: ProfileSetup, path: Path, rates: tuple[float, ...], console: Console) -> BenchResult:
@@ -119,14 +119,14 @@ def _beside(study: Study, row: Row, predicted: float, result: BenchResult) -> Li
     ttft = run.report.ttft_s
     tpot = run.report.tpot_s
     assert ttft is not None and ahead.ttft_p50 is not None and ahead.ttft_p90 is not None
-    found = next(iter(result.goodput.values()), None)
+    goodput = next(iter(result.goodput.values()), None)
     return Live(
         layout=row.layout,
         rate=run.rate_per_s,
         planned=row.goodput,
-        goodput=(predicted, found.rate_per_s if found else 0.0),
-        goodput_low=found.low if found else None,
-        goodput_high=found.high if found else None,
+        goodput=(predicted, goodput.rate_per_s if goodput else 0.0),
+        goodput_low=goodput.low if goodput else None,
+        goodput_high=goodput.high if goodput else None,
         attainment=(ahead.n_met / ahead.n, run.attainment.met.share if run.attainment else 0.0),
         ttft_p50=(ahead.ttft_p50, ttft.p50),
         ttft_p90=(ahead.ttft_p90, ttft.p90),

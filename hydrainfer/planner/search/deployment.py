@@ -159,7 +159,7 @@ def candidates_of(study: Study, n_devices: int | Mapping[str, int]) -> list[Layo
     """All layouts whose roles fit their devices. If the trace has no pictures, layouts with E or ED instances are left
     out. `n_devices`: by kind, if there are several kinds. Raises `ConfigError` if no layout is left."""
     sees = any(t.pictures for t in study.trace)
-    found = [
+    fitting = [
         layout
         for layout in (layouts(n_devices) if isinstance(n_devices, int) else placed_layouts(n_devices))
         if all(
@@ -167,9 +167,9 @@ def candidates_of(study: Study, n_devices: int | Mapping[str, int]) -> list[Layo
             for role in layout.instances
         )
     ]
-    if not found:
+    if not fitting:
         raise ConfigError(f"no layout of {n_devices} such devices can hold the model", param="devices")
-    return found
+    return fitting
 
 
 def _on_cpu(blocks: Mapping[CacheSpec, int], n_tokens: int) -> dict[CacheSpec, int]:

@@ -109,11 +109,11 @@ def search(
 
 
 def _told(results: Iterator[Finding], n: int, on_progress: OnProgress) -> list[Finding]:
-    found = []
+    findings = []
     for result in results:
-        found.append(result)
-        on_progress("measure", len(found), n)
-    return found
+        findings.append(result)
+        on_progress("measure", len(findings), n)
+    return findings
 
 
 class _Waves:
@@ -251,14 +251,14 @@ def _rough(
     attempts = [t.attempt for t in known]
     high = min((a.rate for a in attempts if not a.carried(study.target)), default=bound)
     low = max((a.rate for a in attempts if a.rate < high), default=0.0)
-    found = Finding(layout=str(layout), stage="screened", bound=bound)
+    finding = Finding(layout=str(layout), stage="screened", bound=bound)
     if high <= at_least or (low < at_least and not carries(at_least)):
-        found = msgspec.structs.replace(found, goodput_high=min(high, at_least))
+        finding = msgspec.structs.replace(finding, goodput_high=min(high, at_least))
     else:
         low, high = bracket(carries, max(low, at_least), high, high)
         low, high = narrow(carries, low, high, tolerance)
-        found = msgspec.structs.replace(found, goodput=low, goodput_low=low, goodput_high=high)
-    return msgspec.structs.replace(found, attempts=by_rate([*known, *new])), new
+        finding = msgspec.structs.replace(finding, goodput=low, goodput_low=low, goodput_high=high)
+    return msgspec.structs.replace(finding, attempts=by_rate([*known, *new])), new
 
 
 def measured(study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort = COARSE) -> Finding:
@@ -281,14 +281,14 @@ def _steady(
     while (ask := steady.next()) is not None:
         new.append(observe(study.run(ask.times.bit_length() - 1), layout, ask.rate))
         steady.tell(ask.rate, new[-1].series)
-    found = steady.result()
+    goodput = steady.result()
     finding = Finding(
         layout=str(layout),
         stage="final",
         bound=bound,
-        goodput=found.rate_per_s,
-        goodput_low=found.low or 0.0,
-        goodput_high=found.high or bound,
+        goodput=goodput.rate_per_s,
+        goodput_low=goodput.low or 0.0,
+        goodput_high=goodput.high or bound,
         attempts=by_rate([*known, *new]),
     )
     return finding, new

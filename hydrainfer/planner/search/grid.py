@@ -66,12 +66,12 @@ def _column(studies: Sequence[tuple[Study, Sequence[Layout]]]) -> list[Cell]:
     trials = Trials()
     cells = list[Cell]()
     for study, candidates in studies:
-        found = list[Finding]()
+        findings = list[Finding]()
         best = cells[-1].layout if cells else ""
         if best or is_possible(study, candidates):
             first = [k for k in candidates if str(k) == best or method_of(k) == "EPD"]
-            found = search(study, candidates, n_processes=1, effort=QUICK, first=first, trials=trials)
-        cells.append(_cell(study.slo, found))
+            findings = search(study, candidates, n_processes=1, effort=QUICK, first=first, trials=trials)
+        cells.append(_cell(study.slo, findings))
     return cells
 
 

@@ -32,17 +32,17 @@ def ranked_at(
     """Layouts that certainly carry `rate` within the SLO in the steady state, lowest p90 of `by` first; then the
     others, which do not, are undecided (their `goodput_high` is above the rate) or were pruned by their bound."""
     bounds = Bounds(study)
-    found = []
-    most = {layout: bounds.of(layout).rate for layout in candidates}
-    able = [layout for layout in candidates if most[layout] > rate]
+    findings = []
+    limits = {layout: bounds.of(layout).rate for layout in candidates}
+    able = [layout for layout in candidates if limits[layout] > rate]
     with workers(n_processes) as run:
-        for finding in run(_at, [(study, layout, most[layout], rate) for layout in able]):
-            found.append(finding)
-            on_progress("simulate", len(found), len(able))
-    found += [
-        Finding(layout=str(layout), stage="pruned", bound=most[layout], goodput_high=most[layout])
+        for finding in run(_at, [(study, layout, limits[layout], rate) for layout in able]):
+            findings.append(finding)
+            on_progress("simulate", len(findings), len(able))
+    findings += [
+        Finding(layout=str(layout), stage="pruned", bound=limits[layout], goodput_high=limits[layout])
         for layout in candidates
-        if most[layout] <= rate
+        if limits[layout] <= rate
     ]
 
     def key(f: Finding) -> tuple[bool, float]:
@@ -52,7 +52,7 @@ def ranked_at(
             seconds = best.ttft_p90 if by == "ttft" else best.tpot_p90
         return (f.goodput is None, seconds if seconds is not None else -f.bound)
 
-    return sorted(found, key=key)
+    return sorted(findings, key=key)
 
 
 def least_devices(
@@ -64,13 +64,13 @@ def least_devices(
 ) -> tuple[int, list[Finding]]:
     """The smallest number of instances (1, 2, …) with candidates that carry `rate`, and the findings for it, highest
     attainment first. If no number does, 0 and the findings for the last number."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for n, (study, candidates) in enumerate(studies, 1):
         on_progress(f"{n} instances", n - 1, len(studies))
-        found = ranked_at(study, candidates, rate, "ttft", n_processes=n_processes)
-        if any(f.goodput is not None for f in found):
-            return n, sorted(found, key=lambda f: (f.goodput is None, -_attainment(f)))
-    return 0, found
+        findings = ranked_at(study, candidates, rate, "ttft", n_processes=n_processes)
+        if any(f.goodput is not None for f in findings):
+            return n, sorted(findings, key=lambda f: (f.goodput is None, -_attainment(f)))
+    return 0, findings
 
 
 def _at(study: Study, layout: Layout, bound: float, rate: float) -> Finding:
@@ -131,18 +131,18 @@ def _why_not(study: Study, candidates: Sequence[Layout]) -> str:
             if name not in least or seconds < least[name][0]:
                 least[name] = (seconds, str(layout), mean_s)
     limits = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2E": slo.e2e_s}
-    said = []
+    reasons = []
     for name, limit_s in limits.items():
         seconds, where, mean_s = least[name]
         if limit_s is not None and seconds > limit_s:
             part = {"TTFT": INTERVALS[:5], "TPOT": ("decode",), "E2E": INTERVALS}[name]
             stage = max(part, key=lambda interval: mean_s[interval])
-            said.append(
+            reasons.append(
                 f"{name} ≤ {limit_s * 1e3:.4g} ms is impossible: without any load {seconds * 1e3:.4g} ms is the best "
                 f"that {study.target:.0%} of the requests get ({where}), most of it in {stage.replace('_', ' ')}"
             )
     together = f"no layout meets {slo} for {study.target:.0%} of the requests even without load: each limit can be met"
-    return "; ".join(said) or f"{together}, but not all of them by the same layout"
+    return "; ".join(reasons) or f"{together}, but not all of them by the same layout"
 
 
 def _share(numbers: Sequence[float], share: float) -> float:

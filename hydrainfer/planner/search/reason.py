@@ -86,9 +86,9 @@ def _alone_s(cost: CostModel, t: TraceRequest) -> float:
 
 def timelines_at(study: Study, layout: Layout, rate: float) -> list[Timeline]:
     """The timelines of all requests, simulated at `rate`."""
-    found: dict[str, Timeline] = {}
-    attempt(study, layout, rate, hurry=False, timelines=Timelines(found.__setitem__))
-    return list(found.values())
+    timelines: dict[str, Timeline] = {}
+    attempt(study, layout, rate, hurry=False, timelines=Timelines(timelines.__setitem__))
+    return list(timelines.values())
 
 
 def _means(each: list[dict[str, float]]) -> dict[str, float]:

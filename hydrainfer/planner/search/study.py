@@ -65,14 +65,14 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         n = [
             sum(role.runs(stage) for role in layout.instances) for stage in (Stage.ENCODE, Stage.PREFILL, Stage.DECODE)
         ]
-        found = {}
+        chosen = {}
         for role in layout.instances:
             name = str(role)
             s = self.stations[str(role)]
             runs = (role.runs(Stage.ENCODE), role.runs(Stage.PREFILL), role.runs(Stage.DECODE))
             share = RequestShare(*(int(mine) / max(1, of) for mine, of in zip(runs, n)))
-            found[name] = best_of(s.choices, share, self.slo, max(1.0, n_output)).budgets if s.choices else s.budgets
-        return found
+            chosen[name] = best_of(s.choices, share, self.slo, max(1.0, n_output)).budgets if s.choices else s.budgets
+        return chosen
 
     def host_cost(self, layout: Layout) -> ServerCost:
         """The host costs of all servers of the layout."""
@@ -85,13 +85,13 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     def instances(self, layout: Layout, rate: float = 0.0) -> list[InstanceModel]:
         """The instances of the layout. `rate`: requests per second, whose server work slows instances on the same
         cores."""
-        found = []
+        models = []
         budgets = self.budgets(layout)
         server = self.host_cost(layout)
         slowdown = server.slowdown(self.trace, len(layout.instances), rate)
         for n, role in enumerate(layout.instances):
             s = self.stations[str(role)]
-            found.append(
+            models.append(
                 InstanceModel(
                     name=f"{role}{n}",
                     role=role,
@@ -103,7 +103,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
                     overlap=self.overlap,
                 )
             )
-        return found
+        return models
 
     def requests(self, rate: float) -> list[Request]:
         """The workload at `rate` requests per second."""

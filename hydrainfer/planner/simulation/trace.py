@@ -22,10 +22,10 @@ def as_requests(trace: Iterable[TraceRequest], block_tokens: int = 16) -> list[R
     order. Requests with parts share common beginnings in blocks of `block_tokens`. Raises `ConfigError` if the trace or
     a request is empty."""
     prompts = _Prompts(block_tokens)
-    found = [_request(i, t, prompts) for i, t in enumerate(sorted(trace, key=lambda t: t.arrival_s))]
-    if not found:
+    requests = [_request(i, t, prompts) for i, t in enumerate(sorted(trace, key=lambda t: t.arrival_s))]
+    if not requests:
         raise ConfigError("the trace is empty: there is nothing to plan for")
-    return found
+    return requests
 
 
 def _request(i: int, t: TraceRequest, prompts: _Prompts) -> Request:

@@ -63,6 +63,9 @@ def _row(run: Run) -> Mapping[str, Any]:
         "others_cores": run.others_cores,
     }
     for name in ("ttft", "tpot", "itl", "e2e", "late"):
-        found: Percentiles | None = getattr(r, name + "_s")
-        row |= {f"{name}_{p}_ms": getattr(found, p) * 1e3 if found else None for p in ("mean", "p50", "p90", "p99")}
+        percentiles: Percentiles | None = getattr(r, name + "_s")
+        row |= {
+            f"{name}_{p}_ms": getattr(percentiles, p) * 1e3 if percentiles else None
+            for p in ("mean", "p50", "p90", "p99")
+        }
     return row | ({f"{part}_mean_ms": s * 1e3 for part, s in b.mean_s.items()} if b else {})

@@ -86,10 +86,10 @@ def _servers(result: BenchResult) -> str:
 
 
 def _pooled(runs: Sequence[Run], name: str) -> Proportion:
-    found = [getattr(run.attainment, name) for run in runs if run.attainment is not None]
+    proportions = [getattr(run.attainment, name) for run in runs if run.attainment is not None]
     effective = [run.attainment.n_effective for run in runs if run.attainment is not None]
-    n = sum(p.n for p in found)
-    n_met = sum(p.n_met for p in found)
+    n = sum(p.n for p in proportions)
+    n_met = sum(p.n_met for p in proportions)
     return Proportion.of(n_met, n, min(float(n), sum(effective)))
 
 
@@ -194,8 +194,8 @@ def _breakdowns(result: BenchResult) -> Iterator[str]:
     bars = []
     rows = []
     for server in result.servers:
-        told = [run for run in result.runs if run.server == server.name and run.breakdown and run.round == 0]
-        for run in told:
+        timed = [run for run in result.runs if run.server == server.name and run.breakdown and run.round == 0]
+        for run in timed:
             b = run.breakdown
             assert b is not None
             bars.append(Bar(f"{server.name}, {run.arrivals}", [b.mean_s[part] * 1e3 for part in PARTS]))
@@ -270,13 +270,12 @@ def _runs(result: BenchResult) -> str:
 
 
 def _repeat(result: BenchResult) -> str:
-    said = "<br>".join(f"{escape(k)}: {escape(str(v))}" for k, v in {**result.hardware, **result.versions}.items())
+    facts = "<br>".join(f"{escape(k)}: {escape(str(v))}" for k, v in {**result.hardware, **result.versions}.items())
     started = "".join(_started(s) for s in result.servers if s.command)
     seeds = ", ".join(str(s) for s in result.seeds)
     notes = f"<p class=sub>Workload: {escape(result.workload.notes)}</p>" if result.workload.notes else ""
-    return (
-        f"<p><code>{escape(result.command)}</code></p><ul>{started}</ul><p class=sub>seeds {seeds}<br>{said}</p>{notes}"
-    )
+    command = f"<p><code>{escape(result.command)}</code></p>"
+    return f"{command}<ul>{started}</ul><p class=sub>seeds {seeds}<br>{facts}</p>{notes}"
 
 
 def _started(server: Server) -> str:

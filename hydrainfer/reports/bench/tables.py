@@ -20,38 +20,38 @@ def with_interval(found: Percentiles | None, name: str) -> str:
 
 def conclusions(result: BenchResult) -> list[str]:
     """The findings, one sentence each, with the reasons to doubt them."""
-    said = [f"{s.name} could not be measured: {s.failed}" for s in result.servers if s.failed]
+    findings = [f"{s.name} could not be measured: {s.failed}" for s in result.servers if s.failed]
     for name, goodput in result.goodput.items():
         low = "0" if goodput.low is None else f"{goodput.low:.4g}"
         high = "beyond what was tried" if goodput.high is None else f"{goodput.high:.4g}"
-        said.append(
+        findings.append(
             f"{name}: goodput {goodput.rate_per_s:.4g} requests/s (95 %: {low} to {high})"
             + (f"; {goodput.note}" if goodput.note else "")
         )
     if not result.goodput:
-        said += _unsettled(result)
-    said += _breaking(result)
-    said += _ranking(result)
+        findings += _unsettled(result)
+    findings += _breaking(result)
+    findings += _ranking(result)
     late = sum(run.client_late for run in result.runs)
     if late:
-        said.append(
+        findings.append(
             f"In {late} of {len(result.runs)} runs the client itself was late: their load was not what it says."
         )
     noisy = sum((run.others_cores or 0.0) > NOISY_CORES for run in result.runs)
     if noisy:
-        said.append(
+        findings.append(
             f"In {noisy} of {len(result.runs)} runs other processes used more than {NOISY_CORES:g} cores of the "
             "machine, which may have slowed the servers down."
         )
     wrong = sum(run.report.n_count_differs for run in result.runs)
     if wrong:
-        said.append(f"{wrong} answers had another number of token ids than the server's usage says.")
+        findings.append(f"{wrong} answers had another number of token ids than the server's usage says.")
     short = sum(run.report.n_wrong_length for run in result.runs)
     if short:
-        said.append(f"{short} answers were not as long as asked for: loads differ where servers end early.")
+        findings.append(f"{short} answers were not as long as asked for: loads differ where servers end early.")
     if result.stopped:
-        said.append(f"Stopped before the end: {result.stopped}")
-    return [*said, *result.notes]
+        findings.append(f"Stopped before the end: {result.stopped}")
+    return [*findings, *result.notes]
 
 
 def _unsettled(result: BenchResult) -> Iterator[str]:
@@ -114,10 +114,10 @@ def tables_of(result: BenchResult) -> Iterator[Table]:
     """A table of the runs; then, for servers that sent timings, tables of the parts and what made requests miss."""
     yield _runs(result)
     for server in result.servers:
-        told = [run for runs in by_rate(result.runs, server.name).values() for run in runs if run.breakdown]
-        told = told or [run for run in result.runs if run.server == server.name and run.breakdown]
-        if told:
-            yield _parts(server.name, told)
+        timed = [run for runs in by_rate(result.runs, server.name).values() for run in runs if run.breakdown]
+        timed = timed or [run for run in result.runs if run.server == server.name and run.breakdown]
+        if timed:
+            yield _parts(server.name, timed)
 
 
 def _runs(result: BenchResult) -> Table:

@@ -57,10 +57,10 @@ class Axis(NamedTuple):
             return [float(i) for i in range(1, len(self.names) + 1, math.ceil(len(self.names) / MAX_NAMES))]
         if self.log:
             decades = range(math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1)
-            found = [m * 10.0**d for d in decades for m in (1, 2, 5) if self.least <= m * 10.0**d <= self.most * 1.0001]
-            if len(found) <= 7:
-                return found
-            return [t for t in found if f"{t:e}".startswith("1.")] or found
+            ticks = [m * 10.0**d for d in decades for m in (1, 2, 5) if self.least <= m * 10.0**d <= self.most * 1.0001]
+            if len(ticks) <= 7:
+                return ticks
+            return [t for t in ticks if f"{t:e}".startswith("1.")] or ticks
         step = nice((self.most - self.least) / 5)
         first = math.ceil(self.least / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.most / step + 1e-9) + 1)]
@@ -134,8 +134,8 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[PlotSeries]) -> str:
                 out.append(
                     f'<path stroke="{one.colour}" stroke-width="1.6" opacity=".6" d="M{px:.1f} {low:.1f}V{high:.1f}"/>'
                 )
-            told = f"<title>{escape(one.name)}: {escape(p.name or x.said(p.x))}, {y.said(p.y)}</title>"
-            out.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{one.colour}">{told}</circle>')
+            tooltip = f"<title>{escape(one.name)}: {escape(p.name or x.said(p.x))}, {y.said(p.y)}</title>"
+            out.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{one.colour}">{tooltip}</circle>')
     return "".join([*out, "</svg>"])
 
 
@@ -152,11 +152,11 @@ def stacked(title: str, label: str, bars: Sequence[Bar], names: Sequence[str], c
     width = 960
     row = 24
     top = 6
-    most = max((sum(bar.parts) for bar in bars), default=0.0) or 1.0
+    longest = max((sum(bar.parts) for bar in bars), default=0.0) or 1.0
     height = top + row * len(bars) + 40
-    scale = (width - left - 70) / most
+    scale = (width - left - 70) / longest
     out = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">']
-    axis = Axis(label, 0.0, most)
+    axis = Axis(label, 0.0, longest)
     for tick in axis.ticks():
         x = left + tick * scale
         out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 36}"/>')
@@ -166,9 +166,9 @@ def stacked(title: str, label: str, bars: Sequence[Bar], names: Sequence[str], c
         x = float(left)
         out.append(words(left - 8, y + 15, bar.label, "end"))
         for k, amount in enumerate(bar.parts):
-            told = f"<title>{escape(names[k])}: {amount:.4g} {escape(label)}</title>"
+            tooltip = f"<title>{escape(names[k])}: {amount:.4g} {escape(label)}</title>"
             size = f'width="{amount * scale:.2f}" height="{row - 6}"'
-            out.append(f'<rect x="{x:.2f}" y="{y + 1}" {size} fill="{colours[k]}">{told}</rect>')
+            out.append(f'<rect x="{x:.2f}" y="{y + 1}" {size} fill="{colours[k]}">{tooltip}</rect>')
             x += amount * scale
         out.append(words(x + 6, y + 15, f"{sum(bar.parts):.4g}", "start"))
     out.append(words((left + width) / 2, height - 5, label))

@@ -35,8 +35,8 @@ def colour_of(method: str) -> str:
 
 def methods_of(things: Sequence[Row | Ratio | Cell]) -> list[str]:
     """The methods that occur in `things`, in the order of `HUES`."""
-    found = {thing.method for thing in things}
-    return [m for m in HUES if m in found] + sorted(found - set(HUES))
+    methods = {thing.method for thing in things}
+    return [m for m in HUES if m in methods] + sorted(methods - set(HUES))
 
 
 def legend_of(methods: Sequence[str]) -> str:
@@ -142,12 +142,12 @@ class Curve(NamedTuple):
 
 def curves(ratios: Sequence[Ratio], name: str) -> list[Curve]:
     """The curves of all methods. `name`: "ttft" or "tpot"."""
-    found = []
+    curves_ = []
     for method, group in groupby(ratios, key=lambda r: r.method):
         each = list(group)
         seconds = [getattr(r, f"{name}_p90") for r in each]
-        found.append(Curve(method, [r.layout for r in each], [s * 1e3 if s is not None else None for s in seconds]))
-    return found
+        curves_.append(Curve(method, [r.layout for r in each], [s * 1e3 if s is not None else None for s in seconds]))
+    return curves_
 
 
 def latency_axis(found: Sequence[Curve], name: str, slo: Slo) -> Axis:
@@ -176,10 +176,10 @@ def ratio_names(ratios: Sequence[Ratio]) -> list[str]:
 
 def by_ratio(plan: LayoutPlan, name: str) -> str:
     """A figure of latency by ratio with one line per method. EPD only is a level line, as it has no ratio."""
-    found = curves(plan.ratios, name)
+    method_curves = curves(plan.ratios, name)
     names = ratio_names(plan.ratios)
     series = []
-    for curve in found:
+    for curve in method_curves:
         if curve.method == "EPD":
             at = curve.latencies_ms[0]
             ends = (0.7, len(names) + 0.3)
@@ -190,7 +190,7 @@ def by_ratio(plan: LayoutPlan, name: str) -> str:
         points = [Point(float(i), at, at, at, layout) for i, (layout, at) in pairs if at is not None]
         series.append(PlotSeries(curve.method, colour_of(curve.method), points))
     x = Axis("devices of the first role : of the second", 0.7, len(names) + 0.3, names=names)
-    return lines(f"{name.upper()} p90 by ratio", x, latency_axis(found, name, plan.slo), series)
+    return lines(f"{name.upper()} p90 by ratio", x, latency_axis(method_curves, name, plan.slo), series)
 
 
 def grid(cells: Sequence[Cell]) -> str:
@@ -230,12 +230,12 @@ def _cell(cell: Cell, x: int, y: int, wide: int, high: int) -> list[str]:
     if cell.method.endswith("+ EPD"):
         ink = "#1c2024"
     box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" fill="{colour_of(cell.method)}"/>'
-    told = [(cell.layout, 'font-weight="600"'), (f"{said(cell.goodput)} requests/s", ""), (gain_of(cell), "")]
+    texts = [(cell.layout, 'font-weight="600"'), (f"{said(cell.goodput)} requests/s", ""), (gain_of(cell), "")]
     return [
         box,
         *(
             words(x + wide / 2, y + 20 + 16 * i, text, more=f'fill="{ink}" {more}')
-            for i, (text, more) in enumerate(told)
+            for i, (text, more) in enumerate(texts)
         ),
     ]
 

@@ -76,14 +76,14 @@ class HardwareSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def parse_cores(text: str) -> frozenset[int]:
     """The cores in a text such as `"0-3,8"`. Raises `ConfigError`."""
-    found: set[int] = set()
+    cores: set[int] = set()
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            found |= set(range(int(first), int(last or first) + 1))
+            cores |= set(range(int(first), int(last or first) + 1))
     except ValueError:
         raise ConfigError(f"cores are written 0-3,8, not {text!r}", param="cores") from None
-    return frozenset(found)
+    return frozenset(cores)
 
 
 def command_of(one: Deployment, place: HardwareSlice, port: int) -> list[str]:

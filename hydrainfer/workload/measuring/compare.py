@@ -213,10 +213,10 @@ class Comparison:
     def _goodputs(self) -> Iterator[tuple[str, Goodput]]:
         """The goodput of each deployment, on the grid of the rates that were run."""
         for one in self._deployments:
-            told = [(rate, series) for name, rate, series in self._series if name == one.name]
-            if told:
+            results = [(rate, series) for name, rate, series in self._series if name == one.name]
+            if results:
                 search = self._search()
-                for rate, series in told:
+                for rate, series in results:
                     search.tell(rate, series)
                 yield one.name, search.result()
 

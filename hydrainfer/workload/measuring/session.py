@@ -245,20 +245,20 @@ class Session:
                 )
             elif self.series is not None:
                 search.tell(rate, self.series)
-        found = search.result()
-        return msgspec.structs.replace(found, note="; ".join(filter(None, (found.note, cut_short)))), runs
+        goodput = search.result()
+        return msgspec.structs.replace(goodput, note="; ".join(filter(None, (goodput.note, cut_short)))), runs
 
 
 def hopeless(unloaded: LoadReport, slo: Slo) -> str:
     """The reason why no request can meet the SLO, if even requests without load do not; else empty."""
-    said = []
+    reasons = []
     for name, limit, found in (
         ("TTFT", slo.ttft_s, unloaded.ttft_s),
         ("time per token", slo.tpot_s, unloaded.tpot_s),
         ("E2E", slo.e2e_s, unloaded.e2e_s),
     ):
         if limit is not None and found is not None and found.p50 > limit:
-            said.append(f"{name} is {found.p50 * 1e3:.4g} ms where the SLO is {limit * 1e3:.4g} ms")
-    if said:
-        return f"one request alone misses the SLO: {', '.join(said)} (medians)"
+            reasons.append(f"{name} is {found.p50 * 1e3:.4g} ms where the SLO is {limit * 1e3:.4g} ms")
+    if reasons:
+        return f"one request alone misses the SLO: {', '.join(reasons)} (medians)"
     return ""

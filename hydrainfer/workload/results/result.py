@@ -116,12 +116,12 @@ def _curve(samples: list[float]) -> tuple[float, ...]:
 
 def by_rate(runs: Sequence[Run], server: str) -> dict[float, list[Run]]:
     """The runs of one server by their rate, ascending."""
-    found: dict[float, list[Run]] = {}
+    runs_of: dict[float, list[Run]] = {}
     for run in sorted(
         (r for r in runs if r.server == server and r.rate_per_s is not None), key=lambda r: r.rate_per_s or 0
     ):
-        found.setdefault(run.rate_per_s or 0.0, []).append(run)
-    return found
+        runs_of.setdefault(run.rate_per_s or 0.0, []).append(run)
+    return runs_of
 
 
 def now() -> str:

@@ -63,8 +63,8 @@ def field(path: Path, where: str, entry: Any, name: str, kind: type | tuple[type
         value = entry.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-        found = "is not there" if value is None else f"is {type(value).__name__}"
-        raise wrong(path, f"{where}: {name!r} must be {kinds}, but {found}")
+        problem = "is not there" if value is None else f"is {type(value).__name__}"
+        raise wrong(path, f"{where}: {name!r} must be {kinds}, but {problem}")
     return value
 
 

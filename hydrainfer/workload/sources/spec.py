@@ -100,10 +100,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return list(self.dialogues.weave(chats, rng))
         if self.source == "recording":
             return _first(replayed(read_recording(Path(self.path or "").expanduser()).chats, seed), n, self)
-        found = self._read(rng, like)
+        texts_ = self._read(rng, like)
         if self.source in TRACES:
-            return _first(found, n, self)
-        return _first(rng.sample(found, len(found)), n, self)
+            return _first(texts_, n, self)
+        return _first(rng.sample(texts_, len(texts_)), n, self)
 
     def _lengths(self, like: str | None) -> Spread:
         """The answer lengths of a model: those of the longest name in `output_tokens` with which the model's name
