@@ -45,6 +45,7 @@ from hydrainfer.core import (
 from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap
 from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
+from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 
 _INCARNATION = 1
