@@ -30,9 +30,9 @@ import uvloop
 from benchmarks.command import options
 from benchmarks.record import spread, write_result
 from hydrainfer.workload.client import Endpoint, EventSplitter, RequestRecord, parse_chunk, run_load
-from hydrainfer.workload.mock import MockServer, Script
 from hydrainfer.workload.results import Percentiles, report_of
 from hydrainfer.workload.sources import BodyOptions, ChatRequest, Closed, Poisson, distinct_chats
+from tests.workload.mock import MockServer, Script
 
 N_TOKENS, N_CLIENTS, N_REQUESTS = 64, 8, 80
 RATE_PER_S, RATE_S, RATE_TOKENS = 200.0, 10.0, 16

@@ -24,7 +24,7 @@ from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from hydrainfer.cache import CacheSpec, EmbedSpec, FullSpec
-from hydrainfer.metrics import at_quantile
+from hydrainfer.judging import at_quantile
 from hydrainfer.ops import block_copier
 from hydrainfer.storage import BlockStore, Exports, Routes, needs_shared
 from hydrainfer.storage.transport import runs

@@ -27,7 +27,7 @@ from benchmarks.record import RESULTS, write_result
 from benchmarks.runs import Plan, add_load_options, hydrainfer_plan, make_model, shown
 from benchmarks.servers import QUIET_CORES, CpuWatch, Server
 from hydrainfer.core import Layout
-from hydrainfer.metrics import at_quantile
+from hydrainfer.judging import at_quantile
 from hydrainfer.workload.sources import BodyOptions, ChatRequest, distinct_chats
 
 ON_ONE_GPU = ["--gpu-share", "0.25", "--kv-cache-gib", "4", "--image-cache-gib", "1"]

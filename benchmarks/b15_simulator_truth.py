@@ -46,9 +46,9 @@ from hydrainfer.builtin import MODEL
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.cost import read_cost_model
 from hydrainfer.core import CostModel
-from hydrainfer.metrics import at_quantile
+from hydrainfer.judging import at_quantile
 from hydrainfer.planner.costs import CostFile, fit_cost, link_of
-from hydrainfer.planner.simulation import Link
+from hydrainfer.planner.nouns import Link
 from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, Constant, Poisson, distinct_chats, encoded
 

@@ -22,7 +22,8 @@ from benchmarks.command import new_console, new_table, options
 from benchmarks.record import ROOT, write_result
 from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.core import CostModel, Role, Share
-from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator, TraceRequest, as_requests
+from hydrainfer.planner.nouns import TraceRequest
+from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator, as_requests
 from hydrainfer.scheduler import STEP_S, Budgets, Policy
 from hydrainfer.workload.results import Percentiles
 

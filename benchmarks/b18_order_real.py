@@ -29,7 +29,8 @@ from benchmarks.command import new_console, options
 from benchmarks.record import write_result
 from benchmarks.runs import make_model, shown, start
 from hydrainfer.core import CostModel, Role
-from hydrainfer.planner.simulation import InstanceModel, Simulator, TraceRequest, as_requests
+from hydrainfer.planner.nouns import TraceRequest
+from hydrainfer.planner.simulation import InstanceModel, Simulator, as_requests
 from hydrainfer.scheduler import STEP_S, Budgets, Policy
 from hydrainfer.workload.results import Percentiles
 

@@ -42,7 +42,7 @@ from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from benchmarks.runs import shown, start
 from benchmarks.servers import CpuWatch
-from hydrainfer.metrics import at_quantile
+from hydrainfer.judging import at_quantile
 
 WORDS = ("How", "many", "circles", "squares", "red", "blue", "are", "there", "in", "this", "picture", "and", "why")
 HEALTH_EVERY_S = 0.05

@@ -19,7 +19,7 @@ from benchmarks.paper.draw import figure
 from benchmarks.record import write_result
 from hydrainfer.config import Slo
 from hydrainfer.core import Layout
-from hydrainfer.metrics import steady_state
+from hydrainfer.judging import steady_state
 from hydrainfer.planner.costs import read_hardware
 from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
 from hydrainfer.planner.search import Bounds, Study, measured, narrow, observe, study_of

@@ -1,9 +1,10 @@
 """How far are plans of described devices from what others have measured of engines as they are?
 
-    python -m benchmarks.b24_predictions [vllm sglang]
+    python -m benchmarks.b24_predictions [vllm sglang] [vllm=points.yaml]
 
-Each engine of benchmarks/published is fitted (`hydrainfer profile --calibrate`) to half of its points. The table has
-what is predicted of all of them, before and after; the other half tells how good it is.
+Each engine of benchmarks/published is fitted (`benchmarks/calibrating.py`) to half of its points. The table has
+what is predicted of all of them, before and after; the other half tells how good it is. `NAME=FILE` fits an engine to
+your own points.
 """
 
 from __future__ import annotations
@@ -11,23 +12,26 @@ from __future__ import annotations
 import math
 import multiprocessing
 import statistics
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.table import Table
 
+from benchmarks.calibrating import Measured, calibrated, error_of, off_by, predicted, read_measured
 from benchmarks.command import new_console, new_table, options
 from benchmarks.record import ROOT, write_result
 from hydrainfer.planner.costs import EngineModel, read_engine
-from hydrainfer.profiling.calibrating import Measured, calibrated, error_of, off_by, predicted, read_measured
 
 ENGINES = ("vllm", "sglang")
 _PLAIN = {"slower": 1.0, "mixed": 1.0, "error": None}
 
 
-def of_engine(name: str) -> dict[str, Any]:
-    """Every point with its predictions by the engine as described, and fitted to half of them."""
-    points = read_measured(ROOT / "benchmarks" / "published" / f"{name}.yaml")
+def of_engine(word: str) -> dict[str, Any]:
+    """Every point with its predictions by the engine as described, and fitted to half of them. `word`: NAME or
+    NAME=FILE."""
+    name, _, file = word.partition("=")
+    points = read_measured(Path(file or ROOT / "benchmarks" / "published" / f"{name}.yaml"))
     plain = msgspec.structs.replace(read_engine(name), **_PLAIN)
     fitted = calibrated(plain, points)
     rows = [_row(m, plain, fitted) for m in points]

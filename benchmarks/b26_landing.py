@@ -28,7 +28,8 @@ from benchmarks.figure import Panel, save_bars
 from benchmarks.record import ROOT, write_result
 from hydrainfer.cache import CacheSpec, FullSpec
 from hydrainfer.core import CostModel, EventKind, LifecycleEvent, Role, Stage
-from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator, TraceRequest, as_requests
+from hydrainfer.planner.nouns import Link, TraceRequest
+from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator, as_requests
 from hydrainfer.scheduler import STEP_S, Budgets, Policy
 from hydrainfer.workload.results import Percentiles
 

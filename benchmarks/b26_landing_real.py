@@ -31,7 +31,7 @@ from hydrainfer.cache import CacheSpec
 from hydrainfer.checkpoint import read_config
 from hydrainfer.core import CostModel, EventKind, LifecycleEvent, Role, Stage
 from hydrainfer.models import cache_specs
-from hydrainfer.planner.simulation import Link, TraceRequest
+from hydrainfer.planner.nouns import Link, TraceRequest
 
 QUESTION = (__doc__ or "").partition("\n")[0]
 HEADROOM = CASES["bursts"][1]

@@ -26,7 +26,8 @@ from hydrainfer.cache import CacheSizes, CacheSpec, Wishes, share_memory, size_c
 from hydrainfer.core import CostModel, Role
 from hydrainfer.planner.costs import blocks_of, cost_of, read_hardware
 from hydrainfer.planner.inputs import shape_of
-from hydrainfer.planner.simulation import InstanceModel, Simulator, TraceRequest, as_requests
+from hydrainfer.planner.nouns import TraceRequest
+from hydrainfer.planner.simulation import InstanceModel, Simulator, as_requests
 from hydrainfer.scheduler import Budgets, Policy
 
 QUESTION = (__doc__ or "").partition("\n")[0]

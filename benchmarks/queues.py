@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrainfer.metrics import Goodput, Search, Series
+from hydrainfer.judging import Goodput, Search, Series
 
 Times = NDArray[np.float64]
 CAPACITY = 50.0

@@ -19,8 +19,9 @@ from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig, read_layout
 from hydrainfer.core import CostModel, Request, Role, SamplingParams, Stage
 from hydrainfer.models import cache_specs, vision_fingerprint
+from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.search import mean_interval_s
-from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator
+from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator
 from hydrainfer.processor import PixelStore, Processor, RequestTerms, load_description, parse_messages
 from hydrainfer.scheduler import Policy
 from hydrainfer.workload.client import RequestRecord

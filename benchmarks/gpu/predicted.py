@@ -17,7 +17,8 @@ from hydrainfer.config import ServeConfig
 from hydrainfer.core import Layout
 from hydrainfer.planner.costs import Hardware, blocks_of, read_cost_file
 from hydrainfer.planner.inputs import shape_of
-from hydrainfer.planner.simulation import InstanceModel, Simulator, TraceRequest, as_requests
+from hydrainfer.planner.nouns import TraceRequest
+from hydrainfer.planner.simulation import InstanceModel, Simulator, as_requests
 
 MODEL = "llava-1.5-7b"
 PICTURE, TEXT = 576, 24  # tokens of a chat of `whole`

@@ -22,8 +22,9 @@ from hydrainfer.core import Layout
 from hydrainfer.engine import Overlap
 from hydrainfer.planner.costs import Hardware, read_hardware
 from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
+from hydrainfer.planner.nouns import TraceRequest
 from hydrainfer.planner.search import Bounds, Study, bracket, layouts, mean_interval_s, method_of, narrow, study_of
-from hydrainfer.planner.simulation import ServedRequest, Simulator, TraceRequest, as_requests, at_rate
+from hydrainfer.planner.simulation import ServedRequest, Simulator, as_requests, at_rate
 from hydrainfer.scheduler import Budgets, Policy
 from hydrainfer.workload.sources import read_workload
 

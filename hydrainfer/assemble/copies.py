@@ -15,7 +15,7 @@ import torch
 from hydrainfer.cache import CacheSpec
 from hydrainfer.config.shipped import shipped
 from hydrainfer.core import ConfigError
-from hydrainfer.metrics import at_quantile
+from hydrainfer.judging import at_quantile
 from hydrainfer.ops import block_copier
 from hydrainfer.planner.costs import Copies, read_hardware
 from hydrainfer.storage import BlockStore, Exports, Routes, needs_shared

@@ -25,8 +25,8 @@ from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError
+from hydrainfer.judging import at_quantile
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
-from hydrainfer.metrics import at_quantile
 from hydrainfer.models import Model
 from hydrainfer.planner.costs import BatchShape, BatchTime, Copies, CostFile, fit_cost
 

@@ -60,30 +60,31 @@ def run(**flags: Any) -> None:
     from hydrainfer.workload.output import Shown
     from hydrainfer.workload.sources import read_workload
 
-    given = RunOptions(**flags)
-    if given.out is not None:
-        check_out(given.out)
-    addresses, parts = sorted_out(given.urls, given.goodput)
-    spec = read_workload(given.workload, data=given.data, pictures=given.pictures)
-    check_like(given.like, spec)
-    needed = given.rate is None and given.concurrency is None
-    objective = objective_of(parts, given.slo, given.like, spec.dataset, needed)
-    asked = _asked(given, spec, objective)
-    target = Endpoint(base_url=addresses[0] if addresses else URL, model=given.model, api_key=given.api_key)
+    options = RunOptions(**flags)
+    if options.out is not None:
+        check_out(options.out)
+    addresses, parts = sorted_out(options.urls, options.goodput)
+    spec = read_workload(options.workload, data=options.data, pictures=options.pictures)
+    check_like(options.like, spec)
+    needed = options.rate is None and options.concurrency is None
+    objective = objective_of(parts, options.slo, options.like, spec.dataset, needed)
+    asked = _asked(options, spec, objective)
+    target = Endpoint(base_url=addresses[0] if addresses else URL, model=options.model, api_key=options.api_key)
     console = Console(stderr=True, highlight=False)
     console.print(
-        f"workload {spec.dataset} ({spec.source}), seed {given.seed}, SLO {objective or 'none'}", markup=False
+        f"workload {spec.dataset} ({spec.source}), seed {options.seed}, SLO {objective or 'none'}", markup=False
     )
     with Shown(console, objective) as watch:
         result = run_to_end(lambda: bench(asked, target, watch))
-    _finish(result, given.out, given.json)
+    _finish(result, options.out, options.json)
 
 
 def _asked(given: RunOptions, spec: Workload, objective: Slo | None) -> Asked:
     from hydrainfer.workload.measuring import Asked, Effort, LoadPlan
     from hydrainfer.workload.sources import Replay, read_arrivals
 
-    replay, source = None, str(given.arrival_trace or given.workload)
+    replay = None
+    source = str(given.arrival_trace or given.workload)
     if given.arrival_trace is not None:
         replay = Replay(tuple(a.at_s for a in read_arrivals(given.arrival_trace)), given.speed, source)
     elif given.arrivals == "replay":
@@ -103,7 +104,9 @@ def _asked(given: RunOptions, spec: Workload, objective: Slo | None) -> Asked:
         tolerance=given.tolerance,
         limit_s=60 * given.search_minutes,
     )
-    min_s = min_seconds_of(given.min_seconds, objective) if replay is None else 0.0
+    min_s = 0.0
+    if replay is None:
+        min_s = min_seconds_of(given.min_seconds, objective)
     effort = Effort(requests=given.requests, min_s=min_s, timeout_s=given.timeout_s)
     rest = {name: getattr(given, name) for name in ("like", "seed", "runs", "name")}
     return Asked(workload=spec, slo=objective, load=load, effort=effort, **rest)
@@ -118,9 +121,9 @@ def compare(**flags: Any) -> None:
     from hydrainfer.workload.output import Shown
     from hydrainfer.workload.sources import read_workload
 
-    given = Compare(**flags)
-    check_out(given.out)
-    plan = read_plan(given.config, given.as_plan())
+    options = Compare(**flags)
+    check_out(options.out)
+    plan = read_plan(options.config, options.as_plan())
     if plan.layouts and plan.place.model is not None and not is_hub_name(plan.place.model):
         architecture_of(locate(plan.place.model))
     spec = read_workload(plan.workload, data=plan.data, pictures=plan.pictures)
@@ -133,12 +136,12 @@ def compare(**flags: Any) -> None:
         say: Callable[[str], None] = lambda line: console.print(line, markup=False, soft_wrap=True)  # noqa: E731
         comparison = Comparison(plan, spec, objective, effort, watch, say)
         result = run_to_end(comparison.run)
-    _finish(result, given.out, given.json)
+    _finish(result, options.out, options.json)
 
 
 def _finish(result: Any, out: Path | None, as_json: bool) -> None:
     """Show and write the result; exit 1 if the server is gone or none could be measured, 130 if interrupted."""
-    from hydrainfer.workload.output import conclusions, tables_of, write_files
+    from hydrainfer.reports.bench import conclusions, tables_of, write_files
 
     console = Console(stderr=as_json, highlight=False)
     if not console.is_terminal:
@@ -168,28 +171,30 @@ def trace(**flags: Any) -> None:
     from hydrainfer.workload.output import Shown
     from hydrainfer.workload.sources import Recording, read_workload, write_recording
 
-    given, console = Trace(**flags), Console(highlight=False)
-    out, url = given.out, given.url
+    options = Trace(**flags)
+    console = Console(highlight=False)
+    out = options.out
+    url = options.url
     if out.suffix != ".jsonl":
         raise ConfigError(f"a recording is a .jsonl file, not {out}", param="out")
     check_out(out.parent)
-    spec = read_workload(given.workload, data=given.data, pictures=given.pictures)
-    check_like(given.like, spec)
-    chats = spec.chats(given.requests, given.seed, given.like)
+    spec = read_workload(options.workload, data=options.data, pictures=options.pictures)
+    check_like(options.like, spec)
+    chats = spec.chats(options.requests, options.seed, options.like)
     if url is None:
-        made = FirstPass(Recording(dataset=spec.dataset, seed=given.seed, chats=tuple(chats)), (), "")
+        made = FirstPass(Recording(dataset=spec.dataset, seed=options.seed, chats=tuple(chats)), (), "")
     else:
-        target = Endpoint(base_url=url, model=given.model, api_key=given.api_key, timeout_s=given.timeout_s)
-        limit = given.max_tokens or spec.max_tokens
+        target = Endpoint(base_url=url, model=options.model, api_key=options.api_key, timeout_s=options.timeout_s)
+        limit = options.max_tokens or spec.max_tokens
         with Shown(console, None) as watch:
             made = run_to_end(
-                lambda: first_pass(spec.dataset, target, chats, limit, given.concurrency, given.seed, watch)
+                lambda: first_pass(spec.dataset, target, chats, limit, options.concurrency, options.seed, watch)
             )
     if not made.recording.chats:
         why = made.stopped or _reasons(made.failures)[0]
         raise ConfigError(f"none of {len(chats)} requests was answered, so {out} is not written: {why}", param="out")
     write_recording(out, made.recording)
-    _tell(console, made, out, url, given.model)
+    _tell(console, made, out, url, options.model)
     if made.stopped:
         raise typer.Exit(_status(made.stopped))
 

@@ -149,7 +149,9 @@ def min_seconds_of(given: float | None, slo: Slo | None) -> float:
     """The minimum length of a run: long enough for a queue to outgrow the TTFT SLO."""
     if given is not None:
         return given
-    return max(10.0, 5 * slo.ttft_s) if slo and slo.ttft_s else 10.0
+    if slo and slo.ttft_s:
+        return max(10.0, 5 * slo.ttft_s)
+    return 10.0
 
 
 def run_to_end(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -203,6 +205,8 @@ def check_like(like: str | None, workload: Workload) -> None:
 
 def numbers(text: str | None, what: str) -> tuple[float, ...]:
     try:
-        return tuple(float(x) for x in re.split(r"[,\s]+", text.strip()) if x) if text else ()
+        if text:
+            return tuple(float(x) for x in re.split(r"[,\s]+", text.strip()) if x)
+        return ()
     except ValueError:
         raise ConfigError(f"--{what} takes numbers such as 1,2,4, not {text!r}", param=what) from None

@@ -199,7 +199,8 @@ class PrometheusRecorder:
 
 class _WaitingCollector(Collector):
     def __init__(self, model: str, waiting: Callable[[], QueueStats]) -> None:
-        self._model, self._waiting = model, waiting
+        self._model = model
+        self._waiting = waiting
 
     def collect(self) -> Iterator[Metric]:
         waiting = self._waiting()

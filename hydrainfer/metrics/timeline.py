@@ -72,12 +72,15 @@ class Timeline:
         self.token_s.sort()
         if self.arrived_s is None:  # its instance died before it could report ARRIVED
             self.arrived_s = min([at_s, *self.token_s[:1], *(cut[0] for cut in cuts[:1])])
-        self.finished_s, self.finish_reason = max(at_s, self.arrived_s), reason
-        doing, since_s = _QUEUE[cuts[0][2] if cuts else Stage.PREFILL], self.arrived_s
+        self.finished_s = max(at_s, self.arrived_s)
+        self.finish_reason = reason
+        doing = _QUEUE[cuts[0][2] if cuts else Stage.PREFILL]
+        since_s = self.arrived_s
         for cut_s, interval, _ in cuts:
             until_s = min(max(cut_s, since_s), self.finished_s)
             self._spend(doing, since_s, until_s)
-            doing, since_s = interval, until_s
+            doing = interval
+            since_s = until_s
         self._spend(doing, since_s, self.finished_s)
         self._cuts.clear()
 
@@ -98,7 +101,9 @@ class Timeline:
     def tpot_s(self) -> float | None:
         """The mean time per output token after the first, or None with fewer than two tokens."""
         n = len(self.token_s) - 1
-        return (self.token_s[-1] - self.token_s[0]) / n if n > 0 else None
+        if n > 0:
+            return (self.token_s[-1] - self.token_s[0]) / n
+        return None
 
     @property
     def e2e_s(self) -> float | None:

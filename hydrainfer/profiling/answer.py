@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.machine import n_cores
 from hydrainfer.planner.costs import CostFile
@@ -21,6 +22,7 @@ from hydrainfer.planner.search import (
     Finding,
     LayoutPlan,
     OnProgress,
+    Ratio,
     RoleUse,
     Row,
     Study,
@@ -37,7 +39,6 @@ from hydrainfer.planner.search import (
     use_of,
 )
 from hydrainfer.profiling.question import ProfileSetup
-from hydrainfer.scheduler import Budgets
 from hydrainfer.version import __version__
 
 _WIDE = 0.2  # relative width of an interval beyond which the plan has a note
@@ -56,85 +57,86 @@ def answer(
 ) -> tuple[LayoutPlan, Study]:
     """The plan and the study of its devices. `ratios`, `grid`: also compute what the report's figures need. Raises
     `ConfigError`, also if no layout can meet the SLO even without load; the message then names the stage to blame."""
-    q, begin_s = asked.question, time.perf_counter()
-    limits = _grid_limits(asked) if grid else None
-    searched = _searched(asked, n_processes, exhaustive, on_progress)
-    study, n_devices = searched.study, searched.n_devices
+    begin_s = time.perf_counter()
+    q = asked.question
+    inputs = asked.inputs
+    limits = None
+    if grid:
+        limits = _grid_limits(inputs.slo)
+    result = _searched(asked, n_processes, exhaustive, on_progress)
+    study = result.study
+    n_devices = result.n_devices
     on_progress("explain", 0, 1)
-    rows = [_priced(row, asked, n_devices) for row in rows_of(study, searched.found, n_processes=n_processes)]
+    rows = [_priced(row, asked, n_devices) for row in rows_of(study, result.findings, n_processes=n_processes)]
     rate = q.rate or rate_for_ratios(rows)
+    best_ratios: tuple[Ratio, ...] = ()
     cells: tuple[Cell, ...] = ()
     if limits is not None:
-        candidates = asked.candidates(asked.study())
-        cells = grid_of(asked.study, candidates, asked.slo, *limits, n_processes=n_processes, on_progress=on_progress)
-    return (
-        LayoutPlan(
-            model=asked.shape.name,
-            devices=n_devices * q.tensor_parallel,
-            per_instance=q.tensor_parallel,
-            device=asked.hardware,
-            measured=isinstance(asked.cost, CostFile),
-            workload={"dataset": asked.workload.dataset, "source": asked.workload.source, **summary(asked.trace)},
-            slo=asked.slo,
-            target=q.target,
-            objective=q.objective,
-            rate=q.rate,
-            requests=len(asked.trace),
-            seed=q.seed,
-            budgets={name: _given(b) for name, b in study.budgets(layout_of(rows[0].layout)).items()} if rows else {},
-            layouts=tuple(rows),
-            ratios=ratios_of(study, n_devices, rate, n_processes=n_processes) if ratios and rate else (),
-            grid=cells,
-            use=_used(asked, study, rows),
-            notes=(*searched.notes, *_two_tpots(rows, asked), *_cautions(asked, study, n_devices)),
-            engine=asked.engine.name,
-            model_error=asked.model_error,
-            unlike=bool(asked.kinds),
-            price=asked.per_hour(n_devices),
-            watts=asked.watts(n_devices),
-            took_s=time.perf_counter() - begin_s,
-            command=command,
-            version=__version__,
-            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        ),
-        study,
+        candidates = inputs.candidates(inputs.study())
+        cells = grid_of(inputs.study, candidates, inputs.slo, *limits, n_processes=n_processes, on_progress=on_progress)
+    if ratios and rate:
+        best_ratios = ratios_of(study, n_devices, rate, n_processes=n_processes)
+    plan = LayoutPlan(
+        model=inputs.shape.name,
+        devices=n_devices * q.tensor_parallel,
+        per_instance=q.tensor_parallel,
+        device=asked.devices.hardware,
+        measured=isinstance(asked.devices.cost, CostFile),
+        workload={"dataset": asked.workload.dataset, "source": asked.workload.source, **summary(inputs.trace)},
+        slo=inputs.slo,
+        target=q.target,
+        objective=q.objective,
+        rate=q.rate,
+        requests=len(inputs.trace),
+        seed=q.seed,
+        budgets=_budgets(study, rows),
+        layouts=tuple(rows),
+        ratios=best_ratios,
+        grid=cells,
+        use=_used(asked, study, rows),
+        notes=(*result.notes, *_two_tpots(rows, inputs.slo), *_cautions(asked, study, n_devices)),
+        engine=inputs.engine.name,
+        model_error=inputs.model_error,
+        unlike=bool(asked.devices.unlike),
+        price=asked.prices.per_hour(n_devices),
+        watts=asked.prices.watts(n_devices),
+        took_s=time.perf_counter() - begin_s,
+        command=command,
+        version=__version__,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+    return plan, study
 
 
-def _grid_limits(asked: ProfileSetup) -> tuple[list[float], list[float]]:
+def _grid_limits(slo: Slo) -> tuple[list[float], list[float]]:
     """The limits of TTFT and of TPOT that a report's grid tries, in seconds. Raises `ConfigError`."""
-    ttft_s, tpot_s = asked.slo.ttft_s, asked.slo.tpot_s
-    if ttft_s is None or tpot_s is None:
+    if slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigError("--grid needs limits for both TTFT and TPOT", param="grid")
-    return [by * ttft_s for by in _GRID], [by * tpot_s for by in _GRID]
+    return [by * slo.ttft_s for by in _GRID], [by * slo.tpot_s for by in _GRID]
 
 
-class _Searched(NamedTuple):
+class _SearchResult(NamedTuple):
     """The result of the search for `n_devices`, and notes about it."""
 
     study: Study
     n_devices: int
-    found: Sequence[Finding]
+    findings: Sequence[Finding]
     notes: list[str]
 
 
-def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on_progress: OnProgress) -> _Searched:
-    q, study = asked.question, asked.study()
-    candidates = asked.candidates(study)
+def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on_progress: OnProgress) -> _SearchResult:
+    q = asked.question
+    n = asked.inputs.n_instances
+    study = asked.inputs.study()
+    candidates = asked.inputs.candidates(study)
     check_possible(study, candidates)
     if q.objective == "goodput":
-        found = search(study, candidates, n_processes=n_processes, exhaustive=exhaustive, on_progress=on_progress)
-        return _Searched(study, asked.n_instances, found, _undecided(found[0] if found else None))
+        findings = search(study, candidates, n_processes=n_processes, exhaustive=exhaustive, on_progress=on_progress)
+        return _SearchResult(study, n, findings, _undecided(findings))
     assert q.rate is not None
     if q.objective == "devices":
-        studies = [(s := asked.study(n_devices=n), _fitting(asked, s, n)) for n in range(1, asked.n_instances + 1)]
-        n_devices, found = least_devices(studies, q.rate, n_processes=n_processes, on_progress=on_progress)
-        study = studies[n_devices - 1][0]
-        if n_devices:
-            return _Searched(study, n_devices, found, [])
-        note = f"{q.rate:g} requests/s are more than {q.devices} devices carry within the SLO for certain."
-        return _Searched(study, asked.n_instances, found, [note])
-    found = ranked_at(
+        return _fewest(asked, q.rate, n_processes, on_progress)
+    findings = ranked_at(
         study,
         candidates,
         q.rate,
@@ -142,21 +144,39 @@ def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on
         n_processes=n_processes,
         on_progress=on_progress,
     )
-    return _Searched(study, asked.n_instances, found, [])
+    return _SearchResult(study, n, findings, [])
+
+
+def _fewest(asked: ProfileSetup, rate: float, n_processes: int | None, on_progress: OnProgress) -> _SearchResult:
+    """The fewest devices that carry `rate`."""
+    n_largest = asked.inputs.n_instances
+    studies = []
+    for n in range(1, n_largest + 1):
+        study = asked.inputs.study(n_devices=n)
+        studies.append((study, _fitting(asked, study, n)))
+    n_devices, findings = least_devices(studies, rate, n_processes=n_processes, on_progress=on_progress)
+    study = studies[n_devices - 1][0]
+    if n_devices:
+        return _SearchResult(study, n_devices, findings, [])
+    note = f"{rate:g} requests/s are more than {asked.question.devices} devices carry within the SLO for certain."
+    return _SearchResult(study, n_largest, findings, [note])
 
 
 def _priced(row: Row, asked: ProfileSetup, n_devices: int) -> Row:
     """The row with the cost and the energy of its requests."""
     if not row.goodput:
         return row
-    per_hour, n_output = row.goodput * 3600.0, sum(t.n_output for t in asked.trace) / len(asked.trace)
-    price, watts = asked.per_hour(n_devices), asked.watts(n_devices)
-    return msgspec.structs.replace(
-        row,
-        request_cost=None if price is None else price / per_hour,
-        million_cost=None if price is None else price / per_hour / n_output * 1e6,
-        request_wh=None if watts is None else watts / per_hour,
-    )
+    per_hour = row.goodput * 3600.0
+    trace = asked.inputs.trace
+    n_output = sum(t.n_output for t in trace) / len(trace)
+    price = asked.prices.per_hour(n_devices)
+    watts = asked.prices.watts(n_devices)
+    if price is not None:
+        cost = price / per_hour
+        row = msgspec.structs.replace(row, request_cost=cost, million_cost=cost / n_output * 1e6)
+    if watts is not None:
+        row = msgspec.structs.replace(row, request_wh=watts / per_hour)
+    return row
 
 
 def _used(asked: ProfileSetup, study: Study, rows: Sequence[Row]) -> tuple[RoleUse, ...]:
@@ -164,14 +184,17 @@ def _used(asked: ProfileSetup, study: Study, rows: Sequence[Row]) -> tuple[RoleU
     if not rows or not rows[0].goodput:
         return ()
     layout = layout_of(rows[0].layout)
-    weights = {str(role): float(asked.shape.weight_bytes(role)) for role in layout.instances}
-    used = use_of(study, layout, rows[0].goodput)
-    return tuple(msgspec.structs.replace(u, weight_bytes=weights[u.role]) for u in used)
+    weights = {str(role): float(asked.inputs.shape.weight_bytes(role)) for role in layout.instances}
+    use = use_of(study, layout, rows[0].goodput)
+    return tuple(msgspec.structs.replace(u, weight_bytes=weights[u.role]) for u in use)
 
 
-def _undecided(best: Finding | None) -> list[str]:
+def _undecided(findings: Sequence[Finding]) -> list[str]:
     """A note if the interval of the best layout is wide."""
-    if best is None or not best.goodput or best.goodput_high is None or best.goodput_low is None:
+    if not findings:
+        return []
+    best = findings[0]
+    if not best.goodput or best.goodput_high is None or best.goodput_low is None:
         return []
     if best.goodput_high <= best.goodput_low * (1 + _WIDE):
         return []
@@ -182,23 +205,25 @@ def _undecided(best: Finding | None) -> list[str]:
     ]
 
 
-def _two_tpots(rows: Sequence[Row], asked: ProfileSetup) -> Iterator[str]:
+def _two_tpots(rows: Sequence[Row], slo: Slo) -> Iterator[str]:
     """A warning if the TPOT limit is met interval by interval, but not by a request's mean."""
-    best, limit_s = rows[0] if rows else None, asked.slo.tpot_s
-    if best is None or not best.goodput or best.tpot_p90 is None or limit_s is None or best.tpot_p90 <= limit_s:
+    if not rows or not rows[0].goodput or slo.tpot_s is None:
+        return
+    best = rows[0]
+    if best.tpot_p90 is None or best.tpot_p90 <= slo.tpot_s:
         return
     yield (
-        f"TPOT is met by {asked.slo.token_share:.0%} of the intervals of a request, but not by their mean: "
+        f"TPOT is met by {slo.token_share:.0%} of the intervals of a request, but not by their mean: "
         f"{best.layout} has a p90 of {best.tpot_p90 * 1e3:.3g} ms by the mean, where the limit is "
-        f"{limit_s * 1e3:.3g} ms. Some intervals are very long."
+        f"{slo.tpot_s * 1e3:.3g} ms. Some intervals are very long."
     )
 
 
 def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str]:
     """Notes on what the figures leave out."""
-    if isinstance(asked.cost, CostFile) and asked.cost.note:
-        yield asked.cost.note
-    if asked.kind == "cpu":
+    if isinstance(asked.devices.cost, CostFile) and asked.devices.cost.note:
+        yield asked.devices.cost.note
+    if asked.devices.kind == "cpu":
         server_ms = study.server.work_s(study.trace, n_devices) * 1e3
         yield (
             f"These numbers include the {server_ms:.3g} ms of the same cores that the server takes for each request, "
@@ -211,15 +236,17 @@ def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str
             "HydraInfer itself serves neither groups of devices, nor smaller weights on GPUs, nor unlike devices by "
             "one file: there is no layout.yaml."
         )
-    for device in [device for device, _ in asked.kinds] or [asked.device]:
-        if device.notes and asked.cost is None:
+    if asked.devices.cost is not None:
+        return
+    for device in [device for device, _ in asked.devices.unlike] or [asked.devices.device]:
+        if device.notes:
             yield f"The device is described, not measured: {device.notes}."
 
 
 def _fitting(asked: ProfileSetup, study: Study, n_devices: int) -> Sequence[Layout]:
     """The layouts of `n_devices`; none if these cannot hold the model, which more devices may hold in parts."""
     try:
-        return asked.candidates(study, n_devices)
+        return asked.inputs.candidates(study, n_devices)
     except ConfigError:
         return ()
 
@@ -236,21 +263,28 @@ def winners_file(plan: LayoutPlan, study: Study, asked: ProfileSetup, only: Sequ
     )
     if asked.flags:
         comment += f"\nTo be served with `{shlex.join(asked.flags)}`."
-    return layout_file(Layout.parse(best.layout), study, comment, asked.threads, only)
+    return layout_file(Layout.parse(best.layout), study, comment, asked.devices.threads, only)
 
 
 def _crowded(asked: ProfileSetup, n_devices: int) -> str:
     """A warning if `n_devices` instances, with the threads that were measured, need more cores than this machine
     has."""
+    threads = asked.devices.threads
     cores = n_cores()
-    if asked.threads is None or asked.threads * n_devices <= cores:
+    if threads is None or threads * n_devices <= cores:
         return ""
     return (
-        f"{n_devices} instances of {asked.threads} measured threads need {n_devices * asked.threads} cores; this "
+        f"{n_devices} instances of {threads} measured threads need {n_devices * threads} cores; this "
         f"machine has {cores}, so that here they would wait for each other, which is not in these numbers."
     )
 
 
-def _given(budgets: Budgets) -> dict[str, int | float]:
-    """The budgets by name, without those that set no limit."""
-    return {name: value for name, value in msgspec.structs.asdict(budgets).items() if value not in (None, math.inf)}
+def _budgets(study: Study, rows: Sequence[Row]) -> dict[str, dict[str, int | float]]:
+    """The budgets of the best layout by role and name, without those that set no limit."""
+    if not rows:
+        return {}
+    budgets: dict[str, dict[str, int | float]] = {}
+    for role, own in study.budgets(layout_of(rows[0].layout)).items():
+        limits = msgspec.structs.asdict(own)
+        budgets[role] = {name: value for name, value in limits.items() if value not in (None, math.inf)}
+    return budgets

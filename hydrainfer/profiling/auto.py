@@ -34,50 +34,73 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     also if nothing can meet the SLO."""
     config = loaded.config
     autos = [name for name in _BUDGETS if getattr(config, name) == "auto"]
-    given = [name for name, source in loaded.provenance.items() if source != "default"]
+    explicit = [name for name, source in loaded.provenance.items() if source != "default"]
     if config.layout != "auto" and not autos:
-        limits = inline_slo(config.slo)  # a server keeps these without a plan, too
-        if idle := [name for name in _PLANNING if name in given and not (name == "slo" and limits)]:
-            said = f"--{_flag(idle[0])} is for --layout auto, or --token-budget auto"
-            if idle[0] == "slo":
-                said = said.replace("--slo", f"--slo {config.slo} names a preset or a file, which", 1)
-                said += "; a server keeps limits in seconds, such as --slo ttft=2,tpot=0.05"
-            raise ConfigError(said, param=idle[0])
+        _check_planning_options(config, explicit)
         return loaded
-    if config.layout == "auto":
-        if fixed := [name for name in (*_BUDGETS, "max_running") if name in given and name not in autos]:
-            raise ConfigError(f"--layout auto chooses --{_flag(fixed[0])} as well; leave it out", param=fixed[0])
-        n_devices = config.devices or _n_gpus(config)
-    elif Path(config.layout).suffix in (".yaml", ".yml"):
-        raise ConfigError(f"with --{_flag(autos[0])} auto, name a layout such as 1E1PD, not a file", param=autos[0])
-    elif config.devices is not None:
-        raise ConfigError("--devices is for --layout auto; this layout says how many there are", param="devices")
-    else:
-        n_devices = len(Layout.parse(config.layout).instances)
-    named = () if config.overlap == "auto" else ("overlap",)  # the file leaves these to the flag
+    n_devices = _n_devices(config, autos, explicit)
     asked = prepare(_question(config, n_devices), measurer(config, None, console))
-    if unplanned := ", ".join(f"--{_flag(name)}" for name in _UNPLANNED if name in given):
+    if unplanned := ", ".join(f"--{_flag(name)}" for name in _UNPLANNED if name in explicit):
         console.print(f"the plan counts with the defaults of {unplanned}", markup=False, soft_wrap=True)
-    if config.layout == "auto":
-        text = _best(asked, console, [name for name in PLANNED if name not in named])
-    else:
-        only = [name for name in (*autos, "overlap") if name not in named]
-        text = layout_file(Layout.parse(config.layout), asked.study(), threads=asked.threads, only=only)
+    text = _layout(config, autos, asked, console)
     path = cache_folder() / "layouts" / f"{name_of(locate_model(asked.question.model))}-{n_devices}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
-    on_cpu = asked.kind == "cpu" and config.device != "emulated"
-    settled = msgspec.structs.replace(
-        config,
-        layout=str(path),
-        slo=asked.slo.inline if on_cpu else config.slo,
-        device="cpu" if on_cpu else config.device,
-        dtype=config.dtype if config.device == "emulated" else asked.dtype or config.dtype,
-        cost_model=config.cost_model if config.device == "emulated" else None,
-        **{f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos},  # the file sets these
-    )
     sources = {"layout": "planned"} | dict.fromkeys((*autos, "cost_model"), "default")
-    return Loaded(settled, loaded.provenance | sources)
+    return Loaded(_settled(config, autos, asked, path), loaded.provenance | sources)
+
+
+def _check_planning_options(config: ServeConfig, explicit: Sequence[str]) -> None:
+    """Raises `ConfigError` for options of a plan where nothing is planned."""
+    for name in _PLANNING:
+        if name not in explicit:
+            continue
+        message = f"--{_flag(name)} is for --layout auto, or --token-budget auto"
+        if name == "slo":
+            if inline_slo(config.slo):  # a server keeps limits without a plan, too
+                continue
+            message = message.replace("--slo", f"--slo {config.slo} names a preset or a file, which", 1)
+            message += "; a server keeps limits in seconds, such as --slo ttft=2,tpot=0.05"
+        raise ConfigError(message, param=name)
+
+
+def _n_devices(config: ServeConfig, autos: Sequence[str], explicit: Sequence[str]) -> int:
+    """The number of instances to plan for. Raises `ConfigError` for options that exclude each other."""
+    if config.layout == "auto":
+        for name in (*_BUDGETS, "max_running"):
+            if name in explicit and name not in autos:
+                raise ConfigError(f"--layout auto chooses --{_flag(name)} as well; leave it out", param=name)
+        return config.devices or _n_gpus(config)
+    if Path(config.layout).suffix in (".yaml", ".yml"):
+        raise ConfigError(f"with --{_flag(autos[0])} auto, name a layout such as 1E1PD, not a file", param=autos[0])
+    if config.devices is not None:
+        raise ConfigError("--devices is for --layout auto; this layout says how many there are", param="devices")
+    return len(Layout.parse(config.layout).instances)
+
+
+def _layout(config: ServeConfig, autos: Sequence[str], asked: ProfileSetup, console: Console) -> str:
+    """The file of the layout, with the planned options. An overlap that was chosen stays with its flag."""
+    options: tuple[str, ...] = PLANNED
+    if config.layout != "auto":
+        options = (*autos, "overlap")
+    if config.overlap != "auto":
+        options = tuple(name for name in options if name != "overlap")
+    if config.layout == "auto":
+        return _best(asked, console, options)
+    study = asked.inputs.study()
+    return layout_file(Layout.parse(config.layout), study, threads=asked.devices.threads, only=options)
+
+
+def _settled(config: ServeConfig, autos: Sequence[str], asked: ProfileSetup, layout: Path) -> ServeConfig:
+    """The configuration that serves this file of a layout."""
+    # the file sets the options that were "auto"
+    defaults = {f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos}
+    config = msgspec.structs.replace(config, layout=str(layout), **defaults)
+    if config.device == "emulated":
+        return config
+    if asked.devices.kind == "cpu":
+        config = msgspec.structs.replace(config, device="cpu", slo=asked.inputs.slo.inline)
+    return msgspec.structs.replace(config, dtype=asked.dtype or config.dtype, cost_model=None)
 
 
 def _best(asked: ProfileSetup, console: Console, only: Sequence[str]) -> str:
@@ -110,14 +133,26 @@ def _flag(name: str) -> str:
 
 
 def _question(config: ServeConfig, n_devices: int) -> ProfileQuestion:
-    folder = model_folder(config) if config.revision or config.mmproj else locate_model(config.model)
-    sees = read_config(folder).vision is not None
+    model = config.model
+    folder = locate_model(model)
+    if config.revision or config.mmproj:
+        folder = model_folder(config)
+        model = str(folder)
+    workload = config.workload
+    if not workload:
+        workload = "text"
+        if read_config(folder).vision is not None:
+            workload = "textcaps"
+    cost_model = None
+    if config.cost_model:
+        cost_model = Path(config.cost_model)
+    dtype = config.dtype
     return ProfileQuestion(
-        model=str(folder) if config.revision or config.mmproj else config.model,
+        model=model,
         devices=n_devices,
-        cost_model=Path(config.cost_model) if config.cost_model else None,
-        dtype=None if config.dtype == "auto" else config.dtype,
+        cost_model=cost_model,
+        dtype=None if dtype == "auto" else dtype,
         quantization=config.quantization,
-        workload=config.workload or ("textcaps" if sees else "text"),
+        workload=workload,
         slo=config.slo or "",
     )

@@ -31,7 +31,8 @@ def profile(**flags: Any) -> None:
     described. Without --hardware or --cost-model this machine is measured first."""
     from hydrainfer.checkpoint import architecture_of, locate_model, name_of
 
-    q, log = Profile(**flags), Console(stderr=True, highlight=False)
+    q = Profile(**flags)
+    log = Console(stderr=True, highlight=False)
     folder = locate_model(q.model)
     architecture_of(folder)  # an unknown architecture is refused before the rest is imported
     check_flags(q)
@@ -48,9 +49,16 @@ def profile(**flags: Any) -> None:
         raise ConfigError(
             f"--objective is one of {', '.join(get_args(Objective))}, not {q.objective!r}", param="objective"
         )
-    given = {"model": q.model, "measure_minutes": q.measure_minutes, "dtype": q.dtype, "quantization": q.quantization}
-    here = {name: value for name, value in given.items() if value is not None}
-    question = msgspec.structs.replace(q, dtype=None) if q.dtype == "auto" else q
+    settings = {
+        "model": q.model,
+        "measure_minutes": q.measure_minutes,
+        "dtype": q.dtype,
+        "quantization": q.quantization,
+    }
+    here = {name: value for name, value in settings.items() if value is not None}
+    question = q
+    if q.dtype == "auto":
+        question = msgspec.structs.replace(q, dtype=None)
     asked = prepare(question, measurer(load(here).config, q.save_cost_model, log))
     if q.validate:
         check_live(asked)
@@ -65,7 +73,9 @@ def profile(**flags: Any) -> None:
             grid=q.grid,
         )
     if q.validate:
-        chosen = plan.choice.layout if plan.choice else ""
+        chosen = ""
+        if plan.choice:
+            chosen = plan.choice.layout
         able = [row for row in plan.layouts if row.goodput]
         best = sorted(able, key=lambda row: row.layout != chosen)[: q.validate]
         plan = msgspec.structs.replace(plan, live=validate(asked, study, best, log))
@@ -75,8 +85,7 @@ def profile(**flags: Any) -> None:
 def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log: Console) -> None:
     """Show and write the plan; exit with `NOTHING` if no layout carries anything."""
     from hydrainfer.profiling.answer import winners_file
-    from hydrainfer.profiling.files import write_plan
-    from hydrainfer.profiling.tables import conclusions, ranked
+    from hydrainfer.reports.plan import conclusions, ranked, write_plan
     from hydrainfer.workload.output import say_next
 
     console = log if q.json else Console(highlight=False)
@@ -103,10 +112,17 @@ def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
     which cannot be served."""
     from hydrainfer.checkpoint import has_weights, locate_model
 
-    q, path, emulated = asked.question, locate_model(asked.question.model), asked.kind == "emulated"
-    model, note, needed = q.model, "", "tokenizer" if emulated else "weights"
+    q = asked.question
+    path = locate_model(asked.question.model)
+    emulated = asked.devices.kind == "emulated"
+    model = q.model
+    note = ""
+    needed = "weights"
+    if emulated:
+        needed = "tokenizer"
     if not ((path / "tokenizer.json").is_file() if emulated else has_weights(path)):
-        model, note = "CHECKPOINT", f"CHECKPOINT: the directory with {path.name}'s {needed}"
+        model = "CHECKPOINT"
+        note = f"CHECKPOINT: the directory with {path.name}'s {needed}"
     words = ["hydrainfer", "serve", model, "--layout", str(layout)]
     words += ["--device", "emulated", "--cost-model", str(q.cost_model)] if emulated else []
     return words + asked.flags, note

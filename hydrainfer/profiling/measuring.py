@@ -13,7 +13,7 @@ from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig, cache_folder
 from hydrainfer.machine import cpu_name, instruction_sets
 from hydrainfer.planner.costs import CostFile, write_cost_file
-from hydrainfer.profiling.question import Measure
+from hydrainfer.profiling.devices import Measure
 from hydrainfer.version import __version__
 
 
@@ -57,7 +57,9 @@ def _key(config: ServeConfig) -> str:
 
     where = str(model_folder(config).resolve())
     numbers = (config.dtype, config.quantization)
-    gpu = torch.cuda.get_device_name() if config.device != "cpu" and torch.cuda.is_available() else ""
+    gpu = ""
+    if config.device != "cpu" and torch.cuda.is_available():
+        gpu = torch.cuda.get_device_name()
     machine = (cpu_name(), instruction_sets(), gpu, str(torch.__version__), __version__)
     what = (where, config.device, *numbers, config.native_kernels, config.block_tokens, config.threads, *machine)
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]

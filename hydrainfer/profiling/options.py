@@ -48,7 +48,6 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
         float | None, flag(_WHAT, "Of gamma arrivals: below 1 is burstier than Poisson; default 0.5.")
     ] = None
     engine: Annotated[str, flag(_WHAT, "hydrainfer, vllm or sglang, or a file like configs/engines.")] = "hydrainfer"
-    calibrate: Annotated[Path | None, flag(_WHAT, "Measurements, .yaml, that the engine is fitted to.")] = None
     slo: Annotated[
         str, flag(_WHAT, "ttft=8,tpot=0.08 (s), or a preset of configs/slo; default: that of the model.")
     ] = ""
@@ -79,7 +78,7 @@ class Profile(ProfileQuestion, frozen=True, kw_only=True):
     ] = None
     save_cost_model: Annotated[Path | None, flag(_HERE, "Write the measurement here, .yaml.")] = None
     top: Annotated[int, flag(_OUT, "Layouts to show.", ge=1)] = 12
-    out: Annotated[Path | None, flag(_OUT, "Folder for plan.json, report.html, report.png, layout.yaml.")] = None
+    out: Annotated[Path | None, flag(_OUT, "Folder for plan.json, report.html, layout.yaml.")] = None
     json: Annotated[bool, flag(_OUT, "The plan as JSON on standard output.", param_decls=["--json"])] = False
 
 
@@ -106,7 +105,3 @@ def check_flags(q: Profile) -> None:
         )
     if q.grid and q.out is None and not q.json:
         raise ConfigError("--grid is for the page and the JSON: give --out DIR or --json as well", param="grid")
-    if q.calibrate is not None and (q.cost_model is not None or q.hardware is None):
-        raise ConfigError(
-            "--calibrate fits an engine on described devices: give --hardware, and no --cost-model", param="calibrate"
-        )

@@ -10,7 +10,8 @@ from hydrainfer.assemble.rig import Rig
 from hydrainfer.config import ServeConfig, Slo, read_cost_model
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.machine import busy_cores
-from hydrainfer.planner.costs import BatchShape, Mix, budgets_for, read_cost_file, write_cost_file
+from hydrainfer.planner.costs import BatchShape, read_cost_file, write_cost_file
+from hydrainfer.planner.search.budgets import Mix, budgets_for
 from hydrainfer.runtime import LanguageRunner
 from tests.checkpoints import make_llava
 from tests.checkpoints_text import make_text

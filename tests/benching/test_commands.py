@@ -16,7 +16,7 @@ from hydrainfer.workload.deployments import ServerFailed, ServerProcess, all_sta
 pytestmark = pytest.mark.multi
 
 ROOT = Path(__file__).parents[2]
-MOCK = [sys.executable, "-m", "hydrainfer.workload.mock", "--port"]
+MOCK = [sys.executable, "-m", "tests.workload.mock", "--port"]
 TEXT = ["--workload", "text", "--min-seconds", "0"]
 
 

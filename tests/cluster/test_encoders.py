@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from hydrainfer.planner.simulation import Simulator, TraceRequest, as_requests
+from hydrainfer.planner.nouns import TraceRequest
+from hydrainfer.planner.simulation import Simulator, as_requests
 from tests.cluster.virtual import Cluster
 from tests.planner.simulation.test_leaps import EMBED, deployment
 from tests.scheduler.fakes import expected_tokens, make_request

@@ -53,7 +53,7 @@ def test_a_layout_is_run_at_the_ends_of_the_stated_error(monkeypatch):
     """The rates are of a server that has the client on its cores; what that takes is less than a search can tell."""
     question = ProfileQuestion(model="builtin", devices=1, cost_model=COSTS, slo="ttft=1,tpot=0.1", requests=60)
     asked = prepare(question, lambda *_: pytest.fail("nothing is measured"))
-    study, ran = asked.study(), []
+    study, ran = asked.inputs.study(), []
     layout, beside = live.Layout.parse("1EPD"), live._with_client(study)
     bound, less = (live.Bounds(s).of(layout).rate for s in (study, beside))
     planned = live.measured(study, layout, bound, bound).goodput

@@ -1,9 +1,8 @@
-"""Batch times, cache sizes of a device, and the budgets that follow from them, for described or measured devices.
+"""Batch times and cache sizes of described or measured devices.
 
 Called by `search` and `inputs`, and by `assemble`, which measures. Never runs a batch, simulated or real.
 """
 
-from hydrainfer.planner.costs.budgets import Choice, Mix, RequestShare, best_of, budgets_for, choices_for, mix_of
 from hydrainfer.planner.costs.costfile import (
     BatchShape,
     BatchTime,
@@ -22,22 +21,15 @@ __all__ = [
     "WEIGHT_BYTES",
     "BatchShape",
     "BatchTime",
-    "Choice",
     "Copies",
     "CostFile",
     "EngineModel",
     "Hardware",
-    "Mix",
     "ModelShape",
-    "RequestShare",
-    "best_of",
     "blocks_of",
-    "budgets_for",
-    "choices_for",
     "cost_of",
     "fit_cost",
     "link_of",
-    "mix_of",
     "read_cost_file",
     "read_engine",
     "read_hardware",

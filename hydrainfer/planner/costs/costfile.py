@@ -12,7 +12,7 @@ import yaml
 from hydrainfer.config import read_yaml
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, CostModel
-from hydrainfer.planner.simulation import Link
+from hydrainfer.planner.nouns import Link
 
 
 class BatchShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,12 +75,12 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def link(self) -> Link:
         """The link fitted to the copies over the fastest transport. Raises `ConfigError` if no copies were measured."""
-        found: dict[str, list[Copies]] = {}
+        copies_of: dict[str, list[Copies]] = {}
         for c in self.copies:
-            found.setdefault(c.transport, []).append(c)
-        if not found:
+            copies_of.setdefault(c.transport, []).append(c)
+        if not copies_of:
             raise ConfigError(f"no copies between instances were measured for {self.model}")
-        return link_of(min(found.values(), key=lambda copies: max(copies, key=lambda c: c.n_bytes).p50_s))
+        return link_of(min(copies_of.values(), key=lambda copies: max(copies, key=lambda c: c.n_bytes).p50_s))
 
 
 def link_of(copies: Sequence[Copies]) -> Link:

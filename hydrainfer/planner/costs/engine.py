@@ -15,7 +15,7 @@ from hydrainfer.config import converted, locate, read_yaml
 from hydrainfer.core import ConfigError, CostModel
 from hydrainfer.engine import Overlap
 from hydrainfer.planner.costs.hardware import Hardware
-from hydrainfer.planner.simulation import ServerCost
+from hydrainfer.planner.nouns import ServerCost
 from hydrainfer.scheduler import Budgets, Policy
 
 Scheduling = Literal["stage-level", "decode-first", "prefill-first"]
@@ -39,7 +39,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     budgets of the engine; None if they follow from the SLO. `step_base_s`, `encode_base_s`: host time per step and per
     vision batch during which the device waits; None for the device's own value. `slower`: the factor by which
     arithmetic takes longer than described; `mixed`: one more such factor for instances that also encode (both fitted by
-    `profiling.calibrating`). `server`: host time of everything but the model. `error`: in nine of ten cases, the
+    `benchmarks/calibrating.py`). `server`: host time of everything but the model. `error`: in nine of ten cases, the
     measured value is within a factor of 1 + `error` of the predicted one (docs/planning.md); None if not known.
     `sources`: where the numbers are from. Raises `ConfigError`.
     """
@@ -87,7 +87,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         open."""
         if self.tokens is None:
             return None
-        images, running = self.images or base.images, self.running or base.running
+        images = self.images or base.images
+        running = self.running or base.running
         return Budgets(tokens=self.tokens, images=images, image_tokens=self.tokens, running=running, step_s=base.step_s)
 
     def on(self, device: Hardware) -> Hardware:

@@ -39,28 +39,30 @@ def fit_cost(points: Sequence[BatchTime], of: Literal["p50_s", "min_s"] = "p50_s
     vision, language = ([p for p in alone if p.work.is_vision is seen] for seen in (True, False))
     if not language:
         raise ConfigError("nothing was measured: give it more minutes")
-    held: dict[BatchTime, float] = {}
+    held_out: dict[BatchTime, float] = {}
     chosen = _linear
     if len(language) >= 2 * _FOLDS:
         linear, roofline = (_held_out(language, fit) for fit in (_linear, _roofline))
         simple = _BETTER * statistics.median(linear.values()) <= statistics.median(roofline.values())
-        chosen, held = (_linear, linear) if simple else (_roofline, roofline)
-    held |= _held_out(vision, _encode)
+        chosen, held_out = (_linear, linear) if simple else (_roofline, roofline)
+    held_out |= _held_out(vision, _encode)
     terms = chosen(language) | (_encode(vision) if vision else {})
     cost = msgspec.structs.replace(_NOTHING, **terms, **_slowdowns(points))
     errors = {}
     for stage in _STAGES:
-        found = [error for p, error in held.items() if _stage(p.work) == stage]
-        if found:
-            median, worst = (round(x, 4) for x in (statistics.median(found), max(found)))
-            errors[stage] = {"median": median, "worst": worst, "n": float(len(found))}
+        stage_errors = [error for p, error in held_out.items() if _stage(p.work) == stage]
+        if stage_errors:
+            median, worst = (round(x, 4) for x in (statistics.median(stage_errors), max(stage_errors)))
+            errors[stage] = {"median": median, "worst": worst, "n": float(len(stage_errors))}
     return Fitted(cost, errors)
 
 
 def _stage(w: BatchShape) -> str:
     if w.is_vision:
         return "encode"
-    return ("mixed" if w.decodes else "prefill") if w.chunk else "decode"
+    if w.chunk:
+        return "mixed" if w.decodes else "prefill"
+    return "decode"
 
 
 def predicted_s(cost: CostModel, w: BatchShape) -> float:
@@ -73,9 +75,11 @@ def predicted_s(cost: CostModel, w: BatchShape) -> float:
 def non_negative(rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """The x >= 0 that minimizes |rows @ x - targets|, by Lawson and Hanson's active-set method. The columns must be of
     similar magnitude."""
-    gram, moments = rows.T @ rows, rows.T @ targets
+    gram = rows.T @ rows
+    moments = rows.T @ targets
     n = len(moments)
-    x, used = np.zeros(n), np.zeros(n, dtype=bool)
+    x = np.zeros(n)
+    used = np.zeros(n, dtype=bool)
     for _ in range(3 * n):
         gain = np.where(used, 0.0, moments - gram @ x)
         if gain.max(initial=0.0) <= 1e-9 * abs(moments).max(initial=0.0):
@@ -88,7 +92,9 @@ def non_negative(rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
             if not below.any():
                 x = z
                 break
-            step = float(np.min(x[below] / (x[below] - z[below]), initial=1.0)) if (x[below] > z[below]).all() else 0.0
+            step = 0.0
+            if (x[below] > z[below]).all():
+                step = float(np.min(x[below] / (x[below] - z[below]), initial=1.0))
             x = np.where(used, x + step * (z - x), 0.0)
             used &= ~(below & (x <= 1e-12 * abs(x).max(initial=0.0)))
             x[~used] = 0.0
@@ -138,8 +144,8 @@ def _solve(names: Sequence[str], rows: Sequence[Sequence[float]], points: Sequen
     times = np.array([p.p50_s for p in points])
     scaled = np.array(rows, dtype=float) / times[:, None]
     widths = np.maximum(np.abs(scaled).max(axis=0), 1e-300)
-    found = non_negative(scaled / widths, np.ones(len(points))) / widths
-    return dict(zip(names, (float(x) for x in found)))
+    coefficients = non_negative(scaled / widths, np.ones(len(points))) / widths
+    return dict(zip(names, (float(x) for x in coefficients)))
 
 
 def _held_out(points: Sequence[BatchTime], fit: Callable[[Sequence[BatchTime]], Terms]) -> dict[BatchTime, float]:
@@ -161,9 +167,9 @@ def _slowdowns(points: Sequence[BatchTime]) -> Terms:
         if p.beside is not None and p.work in alone:
             pair = (p.work, p.beside) if p.work.is_vision else (p.beside, p.work)
             pairs[pair] = pairs.get(pair, 0.0) + alone[p.work] / p.p50_s
-    found = {}
+    slowdowns = {}
     for name, prefills in (("overlap_slowdown", False), ("prefill_overlap_slowdown", True)):
         speeds = [speed for (_, language), speed in pairs.items() if bool(language.chunk) is prefills]
         if speeds:
-            found[name] = slowdown_of(statistics.median(speeds))
-    return found
+            slowdowns[name] = slowdown_of(statistics.median(speeds))
+    return slowdowns

@@ -8,7 +8,7 @@ import msgspec
 
 from hydrainfer.config import converted, locate, read_yaml
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.simulation import Link
+from hydrainfer.planner.nouns import Link
 
 GIB = 1 << 30
 
@@ -90,7 +90,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         links to the others. `added_s` gives the time of their all-reduces."""
         by_group = ("flops_per_s", "bytes_per_s", "memory_bytes", "link_bytes_per_s", "workspace_bytes", "watts")
         more = {name: getattr(self, name) * n for name in by_group}
-        return self if n == 1 else msgspec.structs.replace(self, name=f"TP{n} of {self.name}", group=n, **more)
+        if n == 1:
+            return self
+        return msgspec.structs.replace(self, name=f"TP{n} of {self.name}", group=n, **more)
 
     def added_s(self, n_bytes: float) -> float:
         """Seconds that a group takes for a ring all-reduce of tensors of `n_bytes`, without the fixed `sum_s`."""

@@ -98,7 +98,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         mixed += self.heads * self.gate_dim * self.hidden
         if self.recurrence is not None and not self.attends(layer):
             mixed = self.recurrence.weights(self.hidden)
-        e, width = self.experts, self.intermediate
+        e = self.experts
+        width = self.intermediate
         if e is None or not e.layers[layer]:
             return self.key_weights(layer) + mixed + 3 * self.hidden * width
         width = e.shared + (e.chosen if used else e.count) * e.intermediate
@@ -108,7 +109,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def expert_weights(self) -> int:
         """The number of weights of all routed experts in all layers."""
         e = self.experts
-        return 0 if e is None else sum(e.layers) * e.count * 3 * self.hidden * e.intermediate
+        if e is None:
+            return 0
+        return sum(e.layers) * e.count * 3 * self.hidden * e.intermediate
 
     @property
     def head_weights(self) -> int:
@@ -140,7 +143,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state_bytes(self) -> int:
         """Bytes of one sequence's state in all layers without attention."""
-        return 0 if self.recurrence is None else StateSpec.of(self.recurrence.state, self.dtype).block_bytes
+        if self.recurrence is None:
+            return 0
+        return StateSpec.of(self.recurrence.state, self.dtype).block_bytes
 
     @property
     def scan_flops(self) -> int:
@@ -148,7 +153,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         if self.recurrence is None:
             return 0
         layers, _, matrix = self.recurrence.state
-        return _SCAN_FLOPS * len(layers) * math.prod(matrix) if matrix else 0
+        if matrix:
+            return _SCAN_FLOPS * len(layers) * math.prod(matrix)
+        return 0
 
     @property
     def kv_token_bytes(self) -> int:
@@ -184,11 +191,13 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     divided over a group.
     """
     _check_group(shape, hardware)
-    bytes_per_s, flops_per_s = hardware.traffic_bytes_per_s, hardware.language_flops_per_s
+    bytes_per_s = hardware.traffic_bytes_per_s
+    flops_per_s = hardware.language_flops_per_s
     used = [shape.layer_weights(i, used=True) for i in range(shape.layers)]
     prefill_weights = sum(used[:-1]) + shape.key_weights(shape.layers - 1)
     pair_flops = 2 * shape.heads * (shape.head_dim + (shape.value_dim or shape.head_dim))
-    seen, e = [window for i, window in enumerate(shape.seen) if shape.attends(i)], shape.experts
+    seen = [window for i, window in enumerate(shape.seen) if shape.attends(i)]
+    e = shape.experts
     in_windows = sum(seen)
     cost = CostModel(
         encode_base_s=hardware.encode_base_s if shape.vision else 0.0,
@@ -229,7 +238,8 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
 
 def _check_group(shape: ModelShape, hardware: Hardware) -> None:
     """Raises `ConfigError` unless the devices of a group can each have an equal number of whole heads."""
-    n, heads = hardware.group, _heads(shape)
+    n = hardware.group
+    heads = _heads(shape)
     if any(each % n for each in heads):
         most = math.gcd(*heads)
         raise ConfigError(
@@ -308,7 +318,9 @@ def together(shape: ModelShape, hardware: Hardware, cost: CostModel) -> float:
 def slowdown_of(speed: float) -> float:
     """The slowdown of the second of two batches side by side, given their combined `speed`: speed = 1 + 1 /
     slowdown."""
-    return min(TAKE_TURNS, max(1.0, 1.0 / (speed - 1.0))) if speed > 1.0 else TAKE_TURNS
+    if speed > 1.0:
+        return min(TAKE_TURNS, max(1.0, 1.0 / (speed - 1.0)))
+    return TAKE_TURNS
 
 
 def blocks_of(shape: ModelShape, hardware: Hardware, role: Role) -> dict[CacheSpec, int]:

@@ -31,7 +31,8 @@ def shape_of(name: str, dtype: str | None = None, quantization: Quantization = "
     `ConfigError` or `CheckpointError`."""
     path = locate_model(name)
     model = read_config(path)
-    text, fit = model.text, _fit(model)
+    text = model.text
+    fit = _fit(model)
     return ModelShape(
         name=name_of(path),
         dtype=dtype or model.dtype,
@@ -79,7 +80,9 @@ def prompts_of(name: str) -> PromptRules:
 
 def _fit(model: ModelConfig) -> Fit | None:
     adapter = image_adapter(model)
-    return None if adapter is None else lambda width, height: adapter.fit(width, height).n_tokens
+    if adapter is None:
+        return None
+    return lambda width, height: adapter.fit(width, height).n_tokens
 
 
 def _exactly(model: ModelDescription) -> Callable[[str, int], int]:

@@ -16,8 +16,8 @@ import msgspec
 from PIL import Image
 
 from hydrainfer.core import ConfigError, InvalidRequest
-from hydrainfer.metrics import at_quantile
-from hydrainfer.planner.simulation import ANSWER, PromptPart, TraceRequest
+from hydrainfer.judging import at_quantile
+from hydrainfer.planner.nouns import ANSWER, PromptPart, TraceRequest
 from hydrainfer.processor import read_data_url
 from hydrainfer.workload.sources import (
     TOKENS_PER_WORD,
@@ -92,7 +92,9 @@ def trace_of(
     seen = prompts.picture
     prompts = prompts._replace(picture=seen and cache(seen), text=cache(prompts.text))  # turns repeat earlier turns
     made = [_request(i, chat, t, prompts) for i, (chat, t) in enumerate(zip(chats, at_s))]
-    return made if _repeats(made) else [msgspec.structs.replace(t, parts=()) for t in made]
+    if _repeats(made):
+        return made
+    return [msgspec.structs.replace(t, parts=()) for t in made]
 
 
 def _repeats(trace: Iterable[TraceRequest]) -> bool:
@@ -170,7 +172,9 @@ def _parts_of(pieces: Sequence[_Text | _PictureSize], prompts: PromptRules) -> I
             yield PromptPart(f"picture {piece.name}", prompts.picture(piece.width, piece.height), True)
             continue
         texts.append(piece.text)
-        n_shown = sum(isinstance(p, _PictureSize) for p in pieces) if i == last else n_pictures
+        n_shown = n_pictures
+        if i == last:
+            n_shown = sum(isinstance(p, _PictureSize) for p in pieces)
         n_tokens = max(n_before, int(i == last), prompts.text("\n".join(texts), n_shown))
         if n_tokens > n_before:
             yield PromptPart(ANSWER if piece.answer else f"text {piece.text}", n_tokens - n_before)

@@ -12,9 +12,9 @@ import msgspec
 
 from hydrainfer.cache import tokens_in
 from hydrainfer.core import CostModel, Layout, Stage
+from hydrainfer.planner.nouns import ANSWER, TraceRequest
 from hydrainfer.planner.search.layouts import role_of
 from hydrainfer.planner.search.study import Study
-from hydrainfer.planner.simulation import ANSWER, TraceRequest
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
@@ -59,15 +59,19 @@ class Bounds:
         self.mean = self._work[_kind(next(iter(study.stations)))]
 
     def of(self, layout: Layout) -> Bound:
-        found = Bound(math.inf, ())
+        tightest = Bound(math.inf, ())
         for needs in zip(*(_needs(self._costs[kind], work) for kind, work in self._work.items())):
-            stages, of_kind = needs[0].stages, dict(zip(self._work, needs))
+            stages = needs[0].stages
+            of_kind = dict(zip(self._work, needs))
             able = [of_kind[_kind(str(role))] for role in layout.instances if any(map(role.runs, stages))]
             rate = min((_most(able, by) for by in {*able} if sum(by.seconds)), default=math.inf)
-            if rate < found.rate:
-                found = Bound(rate, stages)
-        served = self._study.front(layout).most(self._study.trace, len(layout.instances), found.rate)
-        return Bound(served, ()) if served < found.rate else found
+            if rate < tightest.rate:
+                tightest = Bound(rate, stages)
+        server = self._study.host_cost(layout)
+        rate = server.rate_limit(self._study.trace, len(layout.instances), tightest.rate)
+        if rate < tightest.rate:
+            return Bound(rate, ())
+        return tightest
 
 
 def _kind(name: str) -> str:
@@ -92,7 +96,9 @@ def _most(able: Sequence[_Need], by: _Need) -> float:
 
 def _needs(cost: CostModel, work: StageWork) -> Iterator[_Need]:
     """The work of each set of stages that may share a device, single stages included."""
-    prefill, decode, encode = Stage.PREFILL, Stage.DECODE, Stage.ENCODE
+    prefill = Stage.PREFILL
+    decode = Stage.DECODE
+    encode = Stage.ENCODE
     # two lanes of a device are no faster together than this
     beside_decode = 1.0 + 1.0 / cost.overlap_slowdown
     beside_prefill = 1.0 + 1.0 / (cost.prefill_overlap_slowdown or cost.overlap_slowdown)
@@ -148,9 +154,14 @@ def _of_parts(t: TraceRequest, seen: set[str], begun: set[tuple[str, ...]]) -> t
     """One request of `_without_repeats` that has parts. `seen`: pictures of earlier requests; `begun`: the beginnings
     of earlier prompts and answers, in whole parts. The request is added to both."""
     names = tuple(part.name for part in t.parts)
-    n_begun = next(n for n in range(len(names), -1, -1) if not n or names[:n] in begun)
-    n_found = min(sum(part.n_tokens for part in t.parts[:n_begun]), t.n_prompt - 1)
-    new = tuple(part.n_tokens for part in t.parts if part.picture and part.name not in seen)
-    seen.update(part.name for part in t.parts if part.picture)
-    begun.update((*names, ANSWER)[:n] for n in range(1, len(names) + 2))
-    return msgspec.structs.replace(t, pictures=new, n_text=t.n_prompt - sum(new)), n_found
+    n_begun = len(names)
+    while n_begun and names[:n_begun] not in begun:
+        n_begun -= 1
+    n_cached = sum(part.n_tokens for part in t.parts[:n_begun])
+    pictures = [part for part in t.parts if part.picture]
+    new = tuple(part.n_tokens for part in pictures if part.name not in seen)
+    seen.update(part.name for part in pictures)
+    served = (*names, ANSWER)
+    begun.update(served[:n] for n in range(1, len(served) + 1))
+    fresh = msgspec.structs.replace(t, pictures=new, n_text=t.n_prompt - sum(new))
+    return fresh, min(n_cached, t.n_prompt - 1)

@@ -14,21 +14,11 @@ from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, CostModel, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
 from hydrainfer.engine import Overlap
-from hydrainfer.planner.costs import (
-    Choice,
-    CostFile,
-    EngineModel,
-    Hardware,
-    ModelShape,
-    blocks_of,
-    budgets_for,
-    choices_for,
-    cost_of,
-    mix_of,
-)
+from hydrainfer.planner.costs import CostFile, EngineModel, Hardware, ModelShape, blocks_of, cost_of
+from hydrainfer.planner.nouns import Link, ServerCost, TraceRequest
+from hydrainfer.planner.search.budgets import Choice, budgets_for, choices_for, mix_of
 from hydrainfer.planner.search.layouts import layouts, placed_layouts, role_of
 from hydrainfer.planner.search.study import Station, Study
-from hydrainfer.planner.simulation import Link, ServerCost, TraceRequest
 from hydrainfer.scheduler import RUNNING, STEP_S, Budgets
 
 DeviceKind = Literal["gpu", "cpu", "emulated"]
@@ -57,38 +47,57 @@ def study_of(
     if not trace:
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
     engine = engine or EngineModel(name="hydrainfer")
-    longest, stations, too_large = max(t.n_prompt + t.n_output for t in trace), dict[str, Station](), {}
+    longest = max(t.n_prompt + t.n_output for t in trace)
+    stations = dict[str, Station]()
+    too_large = dict[str, ConfigError]()
     devices = (device, *unlike)
+    sees = any(t.pictures for t in trace)
     for one in devices:
-        described = cost_of(shape, engine.on(one)) if cost is None else None
         for name in ROLE_NAMES:
-            role, placed = Role.parse(name), f"{name}@{one.name}" if unlike else name
+            role = Role.parse(name)
+            placed = name
+            if unlike:
+                placed = f"{name}@{one.name}"
             try:
                 blocks = blocks_of(shape, one, role)
                 _check_room(shape, one, role, blocks, longest)
             except ConfigError as e:
                 too_large[placed] = e
                 continue
-            mixed = role.runs(Stage.ENCODE) and len(role.stages) > 1 and any(t.pictures for t in trace)
-            own = engine.cost(described, mixed) if described is not None else cost
-            assert own is not None
-            station = _station(role, own, blocks, shape.context, trace, slo, kind, engine)
+            times = cost
+            if times is None:
+                mixed = sees and role.runs(Stage.ENCODE) and len(role.stages) > 1
+                times = engine.cost(cost_of(shape, engine.on(one)), mixed)
+            station = _station(role, times, blocks, shape.context, trace, slo, kind, engine)
             blocks, split = share_memory(station.blocks, Wishes(n_longest=shape.context))
             stations[placed] = msgspec.structs.replace(station, blocks=blocks, split=split)
-    for stage in (Stage.PREFILL, Stage.DECODE):
-        if not any(role_of(name).runs(stage) for name in stations):
-            raise min(too_large.items(), key=lambda item: len(item[0]) + (not role_of(item[0]).runs(stage)))[1]
+    _check_stages(stations, too_large)
+    link = _slowest([one.link for one in devices])
+    if isinstance(cost, CostFile) and cost.copies:
+        link = cost.link()
     return Study(
         stations=stations,
         trace=tuple(trace),
         more=tuple(more),
         slo=slo,
         target=target,
-        link=cost.link() if isinstance(cost, CostFile) and cost.copies else _slowest([one.link for one in devices]),
+        link=link,
         overlap=_overlap(kind, engine),
         policy=engine.policy,
         server=server or engine.server,
     )
+
+
+def _check_stages(stations: Mapping[str, Station], too_large: Mapping[str, ConfigError]) -> None:
+    """Raises the `ConfigError` of the smallest role if no role of the devices prefills, or none decodes."""
+    for stage in (Stage.PREFILL, Stage.DECODE):
+        if any(role_of(name).runs(stage) for name in stations):
+            continue
+
+        def rank(name: str, stage: Stage = stage) -> int:
+            return len(name) + (not role_of(name).runs(stage))
+
+        raise too_large[min(too_large, key=rank)]
 
 
 def _slowest(links: Sequence[Link]) -> Link:
@@ -116,8 +125,12 @@ def _station(
 ) -> Station:
     """The description of an instance of this role, with the engine's budgets or those that the SLO allows. `n_context`:
     tokens of the longest request that the model accepts."""
-    base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=RUNNING, step_s=STEP_S)
-    mix, overlap, choices = mix_of(trace), _overlap(kind, engine), tuple[Choice, ...]()
+    base = Budgets(step_s=STEP_S)
+    if kind != "gpu":
+        base = Budgets(running=RUNNING, step_s=STEP_S)
+    mix = mix_of(trace)
+    overlap = _overlap(kind, engine)
+    choices = tuple[Choice, ...]()
     fixed = engine.budgets(base)
     budgets = fixed or budgets_for(cost, role, slo, mix, overlap=overlap, base=base)
     if kind != "gpu":
@@ -127,9 +140,9 @@ def _station(
         return Station(cost=model, blocks=blocks, budgets=fixed)
     if role.runs(Stage.DECODE) and overlap != "slice":
         usual = sum(t.n_prompt + t.n_output for t in trace) / len(trace)
-        most = max(1, int(min(base.running, tokens_in(blocks) / usual)))
+        n_fit = max(1, int(min(base.running, tokens_in(blocks) / usual)))
         pictures = sum(len(t.pictures) for t in trace) / len(trace)
-        choices = choices_for(cost, role, slo, mix, pictures=pictures, overlap=overlap, base=base, most=most)
+        choices = choices_for(cost, role, slo, mix, pictures=pictures, overlap=overlap, base=base, most=n_fit)
     return Station(cost=model, blocks=blocks, budgets=budgets, choices=choices)
 
 
@@ -146,7 +159,7 @@ def candidates_of(study: Study, n_devices: int | Mapping[str, int]) -> list[Layo
     """All layouts whose roles fit their devices. If the trace has no pictures, layouts with E or ED instances are left
     out. `n_devices`: by kind, if there are several kinds. Raises `ConfigError` if no layout is left."""
     sees = any(t.pictures for t in study.trace)
-    found = [
+    fitting = [
         layout
         for layout in (layouts(n_devices) if isinstance(n_devices, int) else placed_layouts(n_devices))
         if all(
@@ -154,9 +167,9 @@ def candidates_of(study: Study, n_devices: int | Mapping[str, int]) -> list[Layo
             for role in layout.instances
         )
     ]
-    if not found:
+    if not fitting:
         raise ConfigError(f"no layout of {n_devices} such devices can hold the model", param="devices")
-    return found
+    return fitting
 
 
 def _on_cpu(blocks: Mapping[CacheSpec, int], n_tokens: int) -> dict[CacheSpec, int]:
@@ -183,9 +196,11 @@ def layout_file(
 ) -> str:
     """YAML for `hydrainfer serve --layout`: the instances with their budgets and overlap from the study (only the
     options in `only`), and with `threads` each."""
-    groups, of_layout = [], study.budgets(layout)
+    groups = []
+    of_layout = study.budgets(layout)
     for name, n in Counter(map(str, layout.instances)).items():
-        role, budgets = Role.parse(name), of_layout[name]
+        role = Role.parse(name)
+        budgets = of_layout[name]
         own: dict[str, str | int] = {"max_running": budgets.running}
         if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
             own["token_budget"] = budgets.tokens

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hydrainfer.core import Layout
+from hydrainfer.judging import Search
 from hydrainfer.machine import n_cores
-from hydrainfer.metrics import Search
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.layouts import method_of
 from hydrainfer.planner.search.study import Attempt, Study, Trial, observe
@@ -109,11 +109,11 @@ def search(
 
 
 def _told(results: Iterator[Finding], n: int, on_progress: OnProgress) -> list[Finding]:
-    found = []
+    findings = []
     for result in results:
-        found.append(result)
-        on_progress("measure", len(found), n)
-    return found
+        findings.append(result)
+        on_progress("measure", len(findings), n)
+    return findings
 
 
 class _Waves:
@@ -129,27 +129,37 @@ class _Waves:
         trials: Trials,
         on_progress: OnProgress,
     ) -> None:
-        self._effort, self._trials = effort, trials
-        self._study, self._short = study, study.shortened(_SCREEN)
-        self._order, self._bounds, self._run, self._on_progress = order, bounds, run, on_progress
+        self._effort = effort
+        self._trials = trials
+        self._study = study
+        self._short = study.shortened(_SCREEN)
+        self._order = order
+        self._bounds = bounds
+        self._run = run
+        self._on_progress = on_progress
         self._screened: dict[Layout, Finding] = {}
         self._finals: dict[Layout, Finding] = {}
 
     def found(self, first: Sequence[Layout]) -> list[Finding]:
-        n, n_finals, coarse = len(self._order), len(first) + self._effort.finals, self._effort
+        n = len(self._order)
+        n_finals = len(first) + self._effort.finals
+        coarse = self._effort
         self._measure([(k, coarse) for k in first])
         for begin in range(0, n, _WAVE):
-            self._screen(self._order[begin : begin + _WAVE])
+            end = begin + _WAVE
+            self._screen(self._order[begin:end])
             if len(self._finals) < n_finals:
                 self._measure([(k, coarse) for k in self._promising()[:_AT_ONCE]])
-            self._on_progress("screen", min(begin + _WAVE, n), n)
+            self._on_progress("screen", min(end, n), n)
         while len(self._finals) < n_finals and (promising := self._promising()):
             self._measure([(k, coarse) for k in promising[:_AT_ONCE]])
             self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
         epd = [k for k in self._order if method_of(k) == "EPD"]  # the baseline of all others
         self._measure([(k, coarse) for k in epd if k not in self._finals])
         # the longest jobs first
-        self._measure([*((k, EXACT) for k in self._close(epd)), *((k, QUICK) for k in self._runners_up())])
+        jobs = [(k, EXACT) for k in self._close(epd)]
+        jobs += [(k, QUICK) for k in self._runners_up()]
+        self._measure(jobs)
         return [*(self._screened | self._finals).values()]
 
     @property
@@ -157,7 +167,9 @@ class _Waves:
         return max((f.goodput or 0.0 for f in self._finals.values()), default=0.0)
 
     def _screen(self, wave: Sequence[Layout]) -> None:
-        best, tolerance, jobs = self._best, self._effort.screening, dict[Layout, tuple[Any, ...]]()
+        best = self._best
+        tolerance = self._effort.screening
+        jobs = dict[Layout, tuple[Any, ...]]()
         for k in wave:
             high = self._bounds[k]
             if high >= best:
@@ -183,13 +195,17 @@ class _Waves:
         known = self._finals.get(layout) or self._screened.get(layout)
         if known is None or not known.goodput:
             return 0.8 * (known.goodput_high if known is not None and known.goodput_high else self._bounds[layout])
-        return known.goodput if layout in self._finals else known.goodput / self._flattery
+        if layout in self._finals:
+            return known.goodput
+        return known.goodput / self._flattery
 
     @property
     def _flattery(self) -> float:
         """The ratio of the best layout's goodput on the short trace to that in the steady state, at least 1; 1 if not
         known."""
-        return max(1.0, self._rough_best / self._best) if self._best else 1.0
+        if self._best:
+            return max(1.0, self._rough_best / self._best)
+        return 1.0
 
     @property
     def _rough_best(self) -> float:
@@ -232,16 +248,17 @@ def _rough(
         new.append(observe(study, layout, rate, hurry=True))
         return new[-1].attempt.carried(study.target)
 
-    high = min((t.attempt.rate for t in known if not t.attempt.carried(study.target)), default=bound)
-    low = max((t.attempt.rate for t in known if t.attempt.rate < high), default=0.0)
-    found = Finding(layout=str(layout), stage="screened", bound=bound)
+    attempts = [t.attempt for t in known]
+    high = min((a.rate for a in attempts if not a.carried(study.target)), default=bound)
+    low = max((a.rate for a in attempts if a.rate < high), default=0.0)
+    finding = Finding(layout=str(layout), stage="screened", bound=bound)
     if high <= at_least or (low < at_least and not carries(at_least)):
-        found = msgspec.structs.replace(found, goodput_high=min(high, at_least))
+        finding = msgspec.structs.replace(finding, goodput_high=min(high, at_least))
     else:
         low, high = bracket(carries, max(low, at_least), high, high)
         low, high = narrow(carries, low, high, tolerance)
-        found = msgspec.structs.replace(found, goodput=low, goodput_low=low, goodput_high=high)
-    return msgspec.structs.replace(found, attempts=by_rate([*known, *new])), new
+        finding = msgspec.structs.replace(finding, goodput=low, goodput_low=low, goodput_high=high)
+    return msgspec.structs.replace(finding, attempts=by_rate([*known, *new])), new
 
 
 def measured(study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort = COARSE) -> Finding:
@@ -254,7 +271,8 @@ def _steady(
     study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort, known: Sequence[Trial]
 ) -> tuple[Finding, list[Trial]]:
     """The result of `measured`, starting from the `known` runs; and the new runs."""
-    near, new = min(near, 0.95 * bound), list[Trial]()
+    near = min(near, 0.95 * bound)
+    new = list[Trial]()
     steady = Search(
         near, target=study.target, tolerance=effort.tolerance, bound=bound, max_runs=effort.max_runs, factor=1.15
     )
@@ -263,14 +281,14 @@ def _steady(
     while (ask := steady.next()) is not None:
         new.append(observe(study.run(ask.times.bit_length() - 1), layout, ask.rate))
         steady.tell(ask.rate, new[-1].series)
-    found = steady.result()
+    goodput = steady.result()
     finding = Finding(
         layout=str(layout),
         stage="final",
         bound=bound,
-        goodput=found.rate_per_s,
-        goodput_low=found.low or 0.0,
-        goodput_high=found.high or bound,
+        goodput=goodput.rate_per_s,
+        goodput_low=goodput.low or 0.0,
+        goodput_high=goodput.high or bound,
         attempts=by_rate([*known, *new]),
     )
     return finding, new
@@ -286,12 +304,14 @@ def bracket(
 ) -> tuple[float, float]:
     """A rate that is carried and one that is not, tried from `near` on; (0, x) if not even a thousandth of `near` is
     carried. `low` counts as carried, `most` as not carried."""
-    rate, high = near, float("inf")
+    rate = near
+    high = float("inf")
     while rate < most:
         if not carries(rate):
             high = rate
             break
-        low, rate = rate, rate * factor
+        low = rate
+        rate = rate * factor
     else:
         high = most
     while low == 0.0 and high > near / 1000:
@@ -299,7 +319,8 @@ def bracket(
         if carries(rate):
             low = rate
         else:
-            high, factor = rate, factor * 1.3
+            high = rate
+            factor = factor * 1.3
     return low, high
 
 

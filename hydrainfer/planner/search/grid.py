@@ -53,7 +53,8 @@ def grid_of(
 
 def chosen(study: Study, candidates: Sequence[Layout]) -> list[Layout]:
     """For each method, the three layouts with the highest bounds among those that the study has stations for."""
-    bounds, of_method = Bounds(study), dict[str, list[tuple[float, Layout]]]()
+    bounds = Bounds(study)
+    of_method = dict[str, list[tuple[float, Layout]]]()
     for layout in candidates:
         if all(str(role) in study.stations for role in layout.instances):
             of_method.setdefault(method_of(layout), []).append((bounds.of(layout).rate, layout))
@@ -62,13 +63,15 @@ def chosen(study: Study, candidates: Sequence[Layout]) -> list[Layout]:
 
 def _column(studies: Sequence[tuple[Study, Sequence[Layout]]]) -> list[Cell]:
     """The cells of one TPOT, tightest TTFT first. The best layout of a cell is tried first in the next one."""
-    trials, cells = Trials(), list[Cell]()
+    trials = Trials()
+    cells = list[Cell]()
     for study, candidates in studies:
-        found, best = list[Finding](), cells[-1].layout if cells else ""
+        findings = list[Finding]()
+        best = cells[-1].layout if cells else ""
         if best or is_possible(study, candidates):
             first = [k for k in candidates if str(k) == best or method_of(k) == "EPD"]
-            found = search(study, candidates, n_processes=1, effort=QUICK, first=first, trials=trials)
-        cells.append(_cell(study.slo, found))
+            findings = search(study, candidates, n_processes=1, effort=QUICK, first=first, trials=trials)
+        cells.append(_cell(study.slo, findings))
     return cells
 
 

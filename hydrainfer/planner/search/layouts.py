@@ -43,17 +43,19 @@ def layouts(n_devices: int) -> list[Layout]:
     (141 layouts for 8 devices). Raises `ConfigError`."""
     if n_devices < 1:
         raise ConfigError(f"{n_devices} devices cannot serve anything; give at least one", param="devices")
-    found = [_layout({"EPD": n_devices})]
+    candidates = [_layout({"EPD": n_devices})]
     for n in range(2, n_devices + 1):
         for method in METHODS:
-            found += [_layout(dict(zip(method, ratio)) | {"EPD": n_devices - n}) for ratio in _ratios(n, len(method))]
-    return found
+            candidates += [
+                _layout(dict(zip(method, ratio)) | {"EPD": n_devices - n}) for ratio in _ratios(n, len(method))
+            ]
+    return candidates
 
 
 def placed_layouts(devices: Mapping[str, int]) -> list[Layout]:
     """All layouts of this many devices of each kind in which a role stays on one kind, except that EPD may be on
     all."""
-    found = [_layout({f"EPD@{kind}": n for kind, n in devices.items()})]
+    candidates = [_layout({f"EPD@{kind}": n for kind, n in devices.items()})]
     for method in METHODS:
         for where in product(devices, repeat=len(method)):
             of_kind = [
@@ -68,8 +70,8 @@ def placed_layouts(devices: Mapping[str, int]) -> list[Layout]:
             order = [f"{role}@{kind}" for role in (*method, "EPD") for kind in devices]
             for chosen in product(*of_kind):
                 counts = {name: n for some in chosen for name, n in some.items()}
-                found.append(_layout({name: counts[name] for name in order if counts.get(name)}))
-    return found
+                candidates.append(_layout({name: counts[name] for name in order if counts.get(name)}))
+    return candidates
 
 
 def method_of(layout: Layout) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hydrainfer.core import ConfigError, Layout
-from hydrainfer.metrics import INTERVALS, Search
+from hydrainfer.judging import Search
+from hydrainfer.metrics import INTERVALS
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.goodput import EXACT, Finding, OnProgress, by_rate, workers
 from hydrainfer.planner.search.layouts import method_of
@@ -30,25 +31,28 @@ def ranked_at(
 ) -> list[Finding]:
     """Layouts that certainly carry `rate` within the SLO in the steady state, lowest p90 of `by` first; then the
     others, which do not, are undecided (their `goodput_high` is above the rate) or were pruned by their bound."""
-    bounds, found = Bounds(study), []
-    most = {layout: bounds.of(layout).rate for layout in candidates}
-    able = [layout for layout in candidates if most[layout] > rate]
+    bounds = Bounds(study)
+    findings = []
+    limits = {layout: bounds.of(layout).rate for layout in candidates}
+    able = [layout for layout in candidates if limits[layout] > rate]
     with workers(n_processes) as run:
-        for finding in run(_at, [(study, layout, most[layout], rate) for layout in able]):
-            found.append(finding)
-            on_progress("simulate", len(found), len(able))
-    found += [
-        Finding(layout=str(layout), stage="pruned", bound=most[layout], goodput_high=most[layout])
+        for finding in run(_at, [(study, layout, limits[layout], rate) for layout in able]):
+            findings.append(finding)
+            on_progress("simulate", len(findings), len(able))
+    findings += [
+        Finding(layout=str(layout), stage="pruned", bound=limits[layout], goodput_high=limits[layout])
         for layout in candidates
-        if most[layout] <= rate
+        if limits[layout] <= rate
     ]
 
     def key(f: Finding) -> tuple[bool, float]:
         best = f.best_attempt
-        seconds = (best.ttft_p90 if by == "ttft" else best.tpot_p90) if best is not None else None
+        seconds = None
+        if best is not None:
+            seconds = best.ttft_p90 if by == "ttft" else best.tpot_p90
         return (f.goodput is None, seconds if seconds is not None else -f.bound)
 
-    return sorted(found, key=key)
+    return sorted(findings, key=key)
 
 
 def least_devices(
@@ -60,18 +64,19 @@ def least_devices(
 ) -> tuple[int, list[Finding]]:
     """The smallest number of instances (1, 2, …) with candidates that carry `rate`, and the findings for it, highest
     attainment first. If no number does, 0 and the findings for the last number."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for n, (study, candidates) in enumerate(studies, 1):
         on_progress(f"{n} instances", n - 1, len(studies))
-        found = ranked_at(study, candidates, rate, "ttft", n_processes=n_processes)
-        if any(f.goodput is not None for f in found):
-            return n, sorted(found, key=lambda f: (f.goodput is None, -_attainment(f)))
-    return 0, found
+        findings = ranked_at(study, candidates, rate, "ttft", n_processes=n_processes)
+        if any(f.goodput is not None for f in findings):
+            return n, sorted(findings, key=lambda f: (f.goodput is None, -_attainment(f)))
+    return 0, findings
 
 
 def _at(study: Study, layout: Layout, bound: float, rate: float) -> Finding:
     """The finding of a layout at one `rate`. It is judged as in a search for goodput, but runs only at this rate."""
-    search, trials = Search(rate, target=study.target, bound=bound, max_runs=EXACT.max_runs), list[Trial]()
+    search = Search(rate, target=study.target, bound=bound, max_runs=EXACT.max_runs)
+    trials = list[Trial]()
     while (ask := search.next()) is not None and ask.rate == rate:
         trials.append(observe(study.run(len(trials)), layout, rate))
         search.tell(rate, trials[-1].series)
@@ -88,7 +93,9 @@ def _at(study: Study, layout: Layout, bound: float, rate: float) -> Finding:
 
 
 def _attainment(f: Finding) -> float:
-    return f.best_attempt.n_met / f.best_attempt.n if f.best_attempt is not None else 0.0
+    if f.best_attempt is not None:
+        return f.best_attempt.n_met / f.best_attempt.n
+    return 0.0
 
 
 def check_possible(study: Study, candidates: Sequence[Layout]) -> None:
@@ -124,21 +131,23 @@ def _why_not(study: Study, candidates: Sequence[Layout]) -> str:
             if name not in least or seconds < least[name][0]:
                 least[name] = (seconds, str(layout), mean_s)
     limits = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2E": slo.e2e_s}
-    said = []
+    reasons = []
     for name, limit_s in limits.items():
         seconds, where, mean_s = least[name]
         if limit_s is not None and seconds > limit_s:
             part = {"TTFT": INTERVALS[:5], "TPOT": ("decode",), "E2E": INTERVALS}[name]
             stage = max(part, key=lambda interval: mean_s[interval])
-            said.append(
+            reasons.append(
                 f"{name} ≤ {limit_s * 1e3:.4g} ms is impossible: without any load {seconds * 1e3:.4g} ms is the best "
                 f"that {study.target:.0%} of the requests get ({where}), most of it in {stage.replace('_', ' ')}"
             )
     together = f"no layout meets {slo} for {study.target:.0%} of the requests even without load: each limit can be met"
-    return "; ".join(said) or f"{together}, but not all of them by the same layout"
+    return "; ".join(reasons) or f"{together}, but not all of them by the same layout"
 
 
 def _share(numbers: Sequence[float], share: float) -> float:
     """The smallest limit that this share of the numbers meets."""
     ordered = sorted(numbers)
-    return ordered[max(1, math.ceil(share * len(ordered) - 1e-9)) - 1] if ordered else math.inf
+    if ordered:
+        return ordered[max(1, math.ceil(share * len(ordered) - 1e-9)) - 1]
+    return math.inf

@@ -129,18 +129,23 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hardware(self) -> str:
         """All devices, in words."""
-        return self.device if self.unlike else f"{self.devices // self.per_instance} x {self.device}"
+        if self.unlike:
+            return self.device
+        return f"{self.devices // self.per_instance} x {self.device}"
 
     @property
     def best(self) -> Row | None:
         """The first row; None if nothing meets the SLO."""
-        first = self.layouts[0] if self.layouts else None
+        first = None
+        if self.layouts:
+            first = self.layouts[0]
         return first if first is not None and first.goodput else None
 
     @property
     def choice(self) -> Row | None:
         """The row to deploy: the best one, or EPD only if it is not certain that splitting gains anything."""
-        best, epd = self.best, next((row for row in self.layouts if row.method == "EPD" and row.goodput), None)
+        best = self.best
+        epd = next((row for row in self.layouts if row.method == "EPD" and row.goodput), None)
         if best is None or epd is None or epd is best:
             return best
         if self.objective == "devices":
@@ -152,7 +157,9 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
                 more = more and best.goodput_low > epd.goodput
             return best if more else epd
         quick, slow = ((r.ttft_p90 if self.objective == "ttft" else r.tpot_p90) for r in (best, epd))
-        return best if quick is not None and slow is not None and quick < slow * (1 - TOLERANCE) else epd
+        if quick is not None and slow is not None and quick < slow * (1 - TOLERANCE):
+            return best
+        return epd
 
 
 def rows_of(
@@ -170,9 +177,12 @@ def rows_of(
 
 
 def _row(f: Finding, why: Reason | None, bounds: Bounds) -> Row:
-    best, final, layout = f.best_attempt, f.stage == "final", layout_of(f.layout)
+    best = f.best_attempt
+    final = f.stage == "final"
+    layout = layout_of(f.layout)
     if why is not None:
-        stage, words = why.stage, str(why)
+        stage = why.stage
+        words = str(why)
     else:
         stages = bounds.of(layout).stages
         stage = stages[0].value if stages else ""

@@ -10,9 +10,10 @@ from statistics import fmean
 import msgspec
 
 from hydrainfer.core import CostModel, Layout, Stage
-from hydrainfer.metrics import INTERVALS, Timeline, Timelines, Verdict, blamed, judge, per_token
+from hydrainfer.judging import Verdict, blamed, judge, per_token
+from hydrainfer.metrics import INTERVALS, Timeline, Timelines
+from hydrainfer.planner.nouns import TraceRequest
 from hydrainfer.planner.search.study import Study, attempt
-from hydrainfer.planner.simulation import TraceRequest
 
 _NO_TOKEN = Verdict(ttft=False, tpot=True, e2e=True)
 _UNLOADED = 24  # requests simulated without load, for the usual intervals
@@ -71,7 +72,8 @@ def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
 def slow_rate(study: Study) -> float:
     """A rate at which requests hardly overlap: they arrive many times as far apart as the longest of them takes
     alone."""
-    first, stations = study.trace[:_UNLOADED], study.stations.values()
+    first = study.trace[:_UNLOADED]
+    stations = study.stations.values()
     return 1.0 / max(_SPARSE * max(_alone_s(s.cost, t) for t in first for s in stations), 1e-3)
 
 
@@ -84,10 +86,12 @@ def _alone_s(cost: CostModel, t: TraceRequest) -> float:
 
 def timelines_at(study: Study, layout: Layout, rate: float) -> list[Timeline]:
     """The timelines of all requests, simulated at `rate`."""
-    found: dict[str, Timeline] = {}
-    attempt(study, layout, rate, hurry=False, timelines=Timelines(found.__setitem__))
-    return list(found.values())
+    timelines: dict[str, Timeline] = {}
+    attempt(study, layout, rate, hurry=False, timelines=Timelines(timelines.__setitem__))
+    return list(timelines.values())
 
 
 def _means(each: list[dict[str, float]]) -> dict[str, float]:
-    return {name: fmean(one.get(name, 0.0) for one in each) for name in INTERVALS} if each else {}
+    if each:
+        return {name: fmean(one.get(name, 0.0) for one in each) for name in INTERVALS}
+    return {}

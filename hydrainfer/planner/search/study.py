@@ -14,18 +14,12 @@ from hydrainfer.cache import CacheSizes, CacheSpec, Split
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
 from hydrainfer.engine import EventSink, Overlap
-from hydrainfer.metrics import FAILED, Series, Timelines, Verdict, at_quantile, delay_limit_s, judge
-from hydrainfer.planner.costs import Choice, RequestShare, best_of, slowed, with_steps
-from hydrainfer.planner.simulation import (
-    InstanceModel,
-    Link,
-    ServedRequest,
-    ServerCost,
-    Simulator,
-    TraceRequest,
-    as_requests,
-    at_rate,
-)
+from hydrainfer.judging import FAILED, Series, Verdict, at_quantile, delay_limit_s, judge
+from hydrainfer.metrics import Timelines
+from hydrainfer.planner.costs import slowed, with_steps
+from hydrainfer.planner.nouns import Link, ServerCost, TraceRequest
+from hydrainfer.planner.search.budgets import Choice, RequestShare, best_of
+from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator, as_requests, at_rate
 from hydrainfer.scheduler import Budgets, Policy
 
 _OVERRUN = 4.0  # standard deviations of the queue that forms by chance at the edge of capacity
@@ -71,29 +65,33 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         n = [
             sum(role.runs(stage) for role in layout.instances) for stage in (Stage.ENCODE, Stage.PREFILL, Stage.DECODE)
         ]
-        found = {}
+        chosen = {}
         for role in layout.instances:
-            name, s = str(role), self.stations[str(role)]
+            name = str(role)
+            s = self.stations[str(role)]
             runs = (role.runs(Stage.ENCODE), role.runs(Stage.PREFILL), role.runs(Stage.DECODE))
             share = RequestShare(*(int(mine) / max(1, of) for mine, of in zip(runs, n)))
-            found[name] = best_of(s.choices, share, self.slo, max(1.0, n_output)).budgets if s.choices else s.budgets
-        return found
+            chosen[name] = best_of(s.choices, share, self.slo, max(1.0, n_output)).budgets if s.choices else s.budgets
+        return chosen
 
-    def front(self, layout: Layout) -> ServerCost:
-        """The host costs of all servers in front of the layout."""
+    def host_cost(self, layout: Layout) -> ServerCost:
+        """The host costs of all servers of the layout."""
         first = Stage.ENCODE if any(t.pictures for t in self.trace) else Stage.PREFILL
-        n = sum(role.runs(first) for role in layout.instances) if self.server.each else 1
+        n = 1
+        if self.server.each:
+            n = sum(role.runs(first) for role in layout.instances)
         return self.server.times(n)
 
     def instances(self, layout: Layout, rate: float = 0.0) -> list[InstanceModel]:
         """The instances of the layout. `rate`: requests per second, whose server work slows instances on the same
         cores."""
-        found, budgets = [], self.budgets(layout)
-        server = self.front(layout)
+        models = []
+        budgets = self.budgets(layout)
+        server = self.host_cost(layout)
         slowdown = server.slowdown(self.trace, len(layout.instances), rate)
         for n, role in enumerate(layout.instances):
             s = self.stations[str(role)]
-            found.append(
+            models.append(
                 InstanceModel(
                     name=f"{role}{n}",
                     role=role,
@@ -105,7 +103,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
                     overlap=self.overlap,
                 )
             )
-        return found
+        return models
 
     def requests(self, rate: float) -> list[Request]:
         """The workload at `rate` requests per second."""
@@ -121,7 +119,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         requests with others. Where the workload has too few requests, those of the trace and their gaps are resampled
         with replacement."""
         n = len(self.trace)
-        first, last = n * (2**k - 2), n * (2 ** (k + 1) - 2)
+        first = n * (2**k - 2)
+        last = n * (2 ** (k + 1) - 2)
         if k == 0:
             return self
         trace = self.more[first:last]
@@ -197,15 +196,21 @@ def observe(study: Study, layout: Layout, rate: float, *, hurry: bool = False) -
     """Simulate one rate to the end, or until it is clear that a queue grows; with `hurry`, until more requests have
     missed the SLO than may."""
     judges = _Judges(study, rate)
-    simulator = judges.served_by(layout, judges.hopeless if hurry else judges.overrun)
+    watch = judges.overrun
+    if hurry:
+        watch = judges.hopeless
+    simulator = judges.served_by(layout, watch)
     served = [s for s in simulator.served.values() if s.arrival_s <= simulator.now]
     while served and not served[-1].token_s and not served[-1].finish:  # these may not have been scheduled yet
         served.pop()
     delays = [s.token_s[0] - s.arrival_s if s.token_s else math.inf for s in served]
     verdicts = [verdict_of(s, study.slo) for s in served]
     rest_s = [s.token_s[-1] - s.token_s[0] for s in served if s.finish and s.token_s]
-    series = Series([s.arrival_s for s in served], delays, [v.met for v in verdicts], delay_limit_s(study.slo, rest_s))
-    return Trial(_attempt(rate, judges, simulator, verdicts), series, [v.tpot and v.e2e for v in verdicts], rest_s)
+    arrivals = [s.arrival_s for s in served]
+    met = [v.met for v in verdicts]
+    kept = [v.tpot and v.e2e for v in verdicts]
+    series = Series(arrivals, delays, met, delay_limit_s(study.slo, rest_s))
+    return Trial(_attempt(rate, judges, simulator, verdicts), series, kept, rest_s)
 
 
 def served_at(study: Study, layout: Layout, rate: float) -> list[ServedRequest]:
@@ -226,7 +231,8 @@ def watched(study: Study, layout: Layout, rate: float, look: Callable[[Simulator
 
 def _attempt(rate: float, judges: _Judges, simulator: Simulator, verdicts: Sequence[Verdict]) -> Attempt:
     """The result of a run. `verdicts`: of all requests, if the run came to its end."""
-    served, slo = list(simulator.served.values()), judges.study.slo
+    served = list(simulator.served.values())
+    slo = judges.study.slo
     n = len(served)
     if simulator.n_done < n:
         n_judged = judges.n_missed + judges.n_met
@@ -261,7 +267,9 @@ def mean_interval_s(s: ServedRequest) -> float | None:
 def slowest_interval_s(token_s: Sequence[float], slo: Slo) -> float:
     """The smallest TPOT limit that `slo.token_share` of a request's token intervals meet."""
     steps = sorted(b - a for a, b in pairwise(token_s))
-    return steps[max(1, math.ceil(slo.token_share * len(steps) - 1e-9)) - 1] if steps else 0.0
+    if steps:
+        return steps[max(1, math.ceil(slo.token_share * len(steps) - 1e-9)) - 1]
+    return 0.0
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float | None:
@@ -280,7 +288,9 @@ class _Judges:
         self.n_missed = self.n_met = 0
         ttft_s = study.slo.ttft_s
         self._slo = msgspec.structs.replace(study.slo, ttft_s=ttft_s and max(ttft_s, study.patience_s))
-        self.study, self._requests, self._rate = study, requests, rate
+        self.study = study
+        self._requests = requests
+        self._rate = rate
         self._most = (1.0 - study.target) * len(requests) + 1e-9
         self._coming = [(r.arrival_s or 0.0, r.id) for r in reversed(requests)]
         self._open: list[ServedRequest] = []
@@ -292,7 +302,7 @@ class _Judges:
         instances = study.instances(layout, self._rate)
         simulator = Simulator(instances, study.link, balancing=study.balancing, record=record, watch=watch)
         self.simulator, self._served = simulator, simulator.served
-        ready_s = study.front(layout).ready_s(at_rate(study.trace, self._rate), len(instances))
+        ready_s = study.host_cost(layout).ready_s(at_rate(study.trace, self._rate), len(instances))
         simulator.run(self._requests, {r.id: s for r, s in zip(self._requests, ready_s)})
         return simulator
 

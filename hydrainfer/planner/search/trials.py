@@ -26,8 +26,8 @@ class Trials:
 
     def of(self, study: Study, layout: Layout, *, hurry: bool = False) -> list[Trial]:
         """The runs of the layout, judged by the SLO of the study."""
-        found = self._of.get(_deployment(study, layout, hurry), ())
-        return [trial.under(study.slo) for trial in found]
+        trials = self._of.get(_deployment(study, layout, hurry), ())
+        return [trial.under(study.slo) for trial in trials]
 
     def add(self, study: Study, layout: Layout, new: Iterable[Trial], *, hurry: bool = False) -> None:
         self._of.setdefault(_deployment(study, layout, hurry), []).extend(new)

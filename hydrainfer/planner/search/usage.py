@@ -59,17 +59,23 @@ def use_of(study: Study, layout: Layout, rate: float) -> tuple[RoleUse, ...]:
         seen = lanes.get((role, lane))
         return fmean(seen) if seen else None
 
+    def caches(role: str) -> dict[str, CacheUse]:
+        uses = {}
+        for spec, blocks in study.stations[role].blocks.items():
+            shares = leased.get((role, spec.name))
+            if shares:
+                n_bytes = float(spec.block_bytes * blocks)
+                uses[spec.name] = CacheUse(mean=fmean(shares), most=max(shares), n_bytes=n_bytes)
+        return uses
+
+    roles = Counter(map(str, layout.instances))
     return tuple(
         RoleUse(
             role=role,
             n=n,
             vision=busy(role, Lane.VISION),
             language=busy(role, Lane.LANGUAGE),
-            caches={
-                spec.name: CacheUse(mean=fmean(seen), most=max(seen), n_bytes=float(spec.block_bytes * blocks))
-                for spec, blocks in study.stations[role].blocks.items()
-                if (seen := leased.get((role, spec.name)))
-            },
+            caches=caches(role),
         )
-        for role, n in Counter(map(str, layout.instances)).items()
+        for role, n in roles.items()
     )

@@ -26,7 +26,8 @@ class ModelledTicket:
     __slots__ = ("began_s", "result", "span")
 
     def __init__(self, span: Span, result: StepResult, now: float) -> None:
-        self.span, self.result = span, result
+        self.span = span
+        self.result = result
         result.own_s = span.own_s
         self.began_s = now if span.own_s is None else span.end_s - span.own_s  # the batch may begin later than now
 
@@ -41,11 +42,15 @@ class Leap:
     """The batch in flight and the steps that repeat it. `ends`: when each is done; the last one needs a turn."""
 
     def __init__(self, engine: Engine, device: DeviceTime, ticket: ModelledTicket, ends: list[float]) -> None:
-        self._engine, self._device, self._ticket = engine, device, ticket
-        self._batch, self._began_s = ticket.result.batch, ticket.began_s
+        self._engine = engine
+        self._device = device
+        self._ticket = ticket
+        self._batch = ticket.result.batch
+        self._began_s = ticket.began_s
         self.ends = ends
         self.ends_at = ends[-1]
-        self._costs, self._counts = copy(engine.costs), backlog(engine.scheduler)
+        self._costs = copy(engine.costs)
+        self._counts = backlog(engine.scheduler)
         self._loads: list[Load] = []  # after each step, as far as asked for
         self._n_reported = 0
 
@@ -54,12 +59,14 @@ class Leap:
         """A leap over the steps that repeat the one in flight, which must be the only one; None if there are too few.
         `due_s`: when the engine has something else to do. (A request that arrives waits for a copy, whose end is known,
         or for room, which only shrinks while sequences decode.)"""
-        s, batch = engine.scheduler, ticket.result.batch
+        s = engine.scheduler
+        batch = ticket.result.batch
         if batch.lane is not Lane.LANGUAGE or len(batch.work) != len(s.decoding):
             return None
         if s.encoding or s.prefilling or s.n_waiting:
             return None
-        n, seqs = _MOST, []
+        n = _MOST
+        seqs = []
         for item in batch.work:
             seq = item.seq
             left = seq.n_most - len(seq.tokens) - 1  # tokens that do not end the sequence
@@ -74,7 +81,9 @@ class Leap:
         if not s.room.can_grow(seqs, n, evicting=not shares):
             return None
         ends = _ends(device, batch, ticket.span.end_s, n, due_s)
-        return Leap(engine, device, ticket, ends) if len(ends) > _FEWEST else None
+        if len(ends) > _FEWEST:
+            return Leap(engine, device, ticket, ends)
+        return None
 
     def reported(self, until_s: float) -> Load | None:
         """The load after the last step done by `until_s`; None if it was already reported."""
@@ -107,7 +116,9 @@ class Leap:
         n = self._n_before(now)
         if n == 0:
             return
-        done, engine, ticket = self.ends[:n], self._engine, self._ticket
+        done = self.ends[:n]
+        engine = self._engine
+        ticket = self._ticket
         for began_s, ended_s in pairwise((self._began_s, *done)):
             engine.observe(self._batch, ended_s - began_s)
         batch = skip(engine.scheduler, self._batch, [decoded(work.seq, done) for work in self._batch.work], done)
@@ -122,7 +133,8 @@ class Leap:
     def _load_after(self, n: int) -> Load:
         if n == 0:
             return self._engine.load()
-        ends, loads = self.ends, self._loads
+        ends = self.ends
+        loads = self._loads
         for i in range(len(loads), n):
             self._costs.observe(self._batch, ends[i] - (ends[i - 1] if i else self._began_s))
             loads.append(self._costs.load(*self._counts))
@@ -133,7 +145,8 @@ def _ends(device: DeviceTime, batch: StepBatch, first_s: float, n: int, until_s:
     """The time at which the batch in flight is done, and those of up to `n` steps after it that end before
     `until_s`."""
     contexts = sum(work.start + 1 for work in batch.work)
-    ends, end_s = [first_s], first_s
+    ends = [first_s]
+    end_s = first_s
     for seconds in islice(device.cost.decodes_s(len(batch.work), contexts), n):
         end_s += seconds
         if end_s >= until_s:

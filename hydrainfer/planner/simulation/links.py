@@ -1,24 +1,12 @@
-"""Links between instances: how long messages and copies take, and how copies queue for a link."""
+"""How copies queue for the links between instances, and for those between devices and hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from hydrainfer.cache import Pulls
 from hydrainfer.core import ExportHandle
-
-
-class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """The link between any two instances. `bytes_per_s`, `latency_s`: of a copy; each instance sends one copy and
-    receives one at a time. `message_s`: seconds of a message; `host_bytes_per_s`: rate between a device and its host's
-    memory, one copy at a time."""
-
-    bytes_per_s: float = 20e9
-    latency_s: float = 50e-6
-    message_s: float = 300e-6
-    host_bytes_per_s: float = 20e9
+from hydrainfer.planner.nouns import Link
 
 
 class LinkEnds:
@@ -42,7 +30,9 @@ class HostLink:
 
     def __init__(self, link: Link, block_bytes: Mapping[str, int], clock: Callable[[], float]) -> None:
         self.exports = {name: ExportHandle("host") for name in block_bytes}
-        self._link, self._block_bytes, self._clock = link, block_bytes, clock
+        self._link = link
+        self._block_bytes = block_bytes
+        self._clock = clock
         self._until_s = 0.0
 
     def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:  # noqa: ARG002 - its own

@@ -43,8 +43,9 @@ from hydrainfer.core import (
     owner_of,
 )
 from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap
+from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
-from hydrainfer.planner.simulation.links import HostLink, Link, LinkEnds, ModelledCopy
+from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 
 _INCARNATION = 1
@@ -134,7 +135,8 @@ class Simulator:
             self.at(at_s if ready_s is None else ready_s[request.id], partial(self._arrive, request))
         for node in self.nodes.values():
             self._wake(node, 0.0)
-        events, due = self._events, self._due
+        events = self._events
+        due = self._due
         while self.n_done < len(self.served):
             now = min(events[0][0], due[0][0]) if events else due[0][0]
             self.now = now = min(now, self._beat_at)
@@ -156,7 +158,8 @@ class Simulator:
     # ---- what nodes ask
 
     def hear(self, outputs: list[Output]) -> None:
-        now, served = self.now, self.served
+        now = self.now
+        served = self.served
         for output in outputs:
             mine = served[output.request_id]
             mine.token_s += [now] * len(output.token_ids)
@@ -171,7 +174,8 @@ class Simulator:
         self._said[name].append((at_s + self.link.message_s, load, cached))
         if cached is None or not self._roster.roles[name].runs(Stage.PREFILL):
             return
-        learned, at = Learned(name, cached), at_s + 2 * self.link.message_s
+        learned = Learned(name, cached)
+        at = at_s + 2 * self.link.message_s
         for other in self.nodes:
             if (other, _INCARNATION) in self._listeners:
                 self.at(at, partial(self.nodes[other].hear, learned, at))
@@ -197,7 +201,8 @@ class Simulator:
 
     def _hear_reports(self) -> None:
         """Take in the loads that have arrived, those of nodes in a leap included."""
-        until_s, roster = self.now - self.link.message_s, self._roster
+        until_s = self.now - self.link.message_s
+        roster = self._roster
         for name, node in self.nodes.items():
             said = self._said[name]
             while said and said[0][0] <= self.now:
@@ -205,7 +210,9 @@ class Simulator:
                 roster.hear(name, load)
                 if cached is not None:
                     roster.locator.learn(name, cached)
-            leapt = node.leap.reported(until_s) if node.leap is not None else None
+            leapt = None
+            if node.leap is not None:
+                leapt = node.leap.reported(until_s)
             if leapt is not None:
                 roster.hear(name, leapt)
 
@@ -241,7 +248,9 @@ class ModelledNode(Instance):
     def __init__(self, sim: Simulator, number: int, i: InstanceModel, placer: Placer, record: EventSink | None) -> None:
         super().__init__(i.name, _INCARNATION, placer.roster, _BEAT_S)
         self.placer = placer
-        self.number, self._sim, self._record = number, sim, record
+        self.number = number
+        self._sim = sim
+        self._record = record
         self.caches = CacheSet(dict(i.blocks), i.split)
         self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
         self._block_bytes = {spec.name: spec.block_bytes for spec in i.blocks}
@@ -252,8 +261,10 @@ class ModelledNode(Instance):
         self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
         self._runners = {lane: _ModelledLane(self.device, sim) for lane in i.role.lanes}
         moves = Moves(i.name, _INCARNATION, scheduler, placer, self, self)
-        link = HostLink(sim.link, self._block_bytes, lambda: sim.now)
-        copies = Copies(scheduler, link, dict.fromkeys((DEVICE, HOST), link.exports)) if i.host else None
+        copies = None
+        if i.host:
+            link = HostLink(sim.link, self._block_bytes, lambda: sim.now)
+            copies = Copies(scheduler, link, dict.fromkeys((DEVICE, HOST), link.exports))
         told = self.sink, record
         self.engine = Engine(scheduler, self._runners, *told, i.overlap, moves, self.moved, copies=copies)
 
@@ -267,7 +278,8 @@ class ModelledNode(Instance):
             self._land(self.leap, now)
             self.leap = None
         self._sim.n_turns += 1
-        inbox, self.inbox = self.inbox, []
+        inbox = self.inbox
+        self.inbox = []
         for message in inbox:
             self.hear(message, now)
         wake_at = self.step(now)
@@ -294,7 +306,8 @@ class ModelledNode(Instance):
 
     def _decoded(self, seq: LiveSequence, at_s: list[float]) -> list[int]:
         """Record a token of `seq` at each of these times. Returns the tokens."""
-        served, first = self._sim.served[seq.id], seq.n_computed + 1
+        served = self._sim.served[seq.id]
+        first = seq.n_computed + 1
         tokens = [self._sim.answer(seq.request, first + i) for i in range(len(at_s))]
         served.token_s += at_s
         served.tokens += tokens
@@ -327,7 +340,8 @@ class _ModelledLane:
     ticket: ModelledTicket
 
     def __init__(self, device: DeviceTime, sim: Simulator) -> None:
-        self._device, self._sim = device, sim
+        self._device = device
+        self._sim = sim
 
     def launch(self, batch: StepBatch) -> ModelledTicket:
         result = StepResult(batch)

@@ -1,4 +1,4 @@
-"""Traces, the input of the simulator: requests as numbers of tokens."""
+"""Traces made into the requests that engines take."""
 
 from __future__ import annotations
 
@@ -9,43 +9,12 @@ from itertools import chain
 import msgspec
 
 from hydrainfer.core import ConfigError, MediaSpan, Request, SamplingParams, chain_keys, chain_root
+from hydrainfer.planner.nouns import ANSWER, PromptPart, TraceRequest
 from hydrainfer.planner.simulation.leap import TOKEN
 
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
 _ID = 5  # any token id
 _FIRST_ID = 8  # the first of the ids that tell texts apart
-ANSWER = ""
-"""The name of a part that the server itself generated."""
-
-
-class PromptPart(msgspec.Struct, frozen=True):
-    """A piece of a prompt. Parts of one name have the same content, as far as the shorter one reaches. `picture`:
-    whether the part is a picture."""
-
-    name: str
-    n_tokens: int
-    picture: bool = False
-
-
-class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a trace. `n_text`: prompt tokens that are not picture placeholders; `pictures`: embedding tokens
-    of each picture; `n_output`: tokens to generate. `content` names the pictures: equal names mean the same pictures,
-    "" means new ones. `parts`: the same prompt in order, needed only if it shares content with another prompt.
-    `megapixels`: of all its pictures as they are sent. `whole`: all tokens of a picture are computed at once
-    (`MediaSpan.whole`)."""
-
-    arrival_s: float
-    n_text: int
-    pictures: tuple[int, ...] = ()
-    n_output: int
-    content: str = ""
-    parts: tuple[PromptPart, ...] = ()
-    megapixels: float = 0.0
-    whole: bool = False
-
-    @property
-    def n_prompt(self) -> int:
-        return self.n_text + sum(self.pictures)
 
 
 def as_requests(trace: Iterable[TraceRequest], block_tokens: int = 16) -> list[Request]:
@@ -53,17 +22,18 @@ def as_requests(trace: Iterable[TraceRequest], block_tokens: int = 16) -> list[R
     order. Requests with parts share common beginnings in blocks of `block_tokens`. Raises `ConfigError` if the trace or
     a request is empty."""
     prompts = _Prompts(block_tokens)
-    found = [_request(i, t, prompts) for i, t in enumerate(sorted(trace, key=lambda t: t.arrival_s))]
-    if not found:
+    requests = [_request(i, t, prompts) for i, t in enumerate(sorted(trace, key=lambda t: t.arrival_s))]
+    if not requests:
         raise ConfigError("the trace is empty: there is nothing to plan for")
-    return found
+    return requests
 
 
 def _request(i: int, t: TraceRequest, prompts: _Prompts) -> Request:
     if t.n_output < 1 or t.n_prompt < 1 or t.arrival_s < 0.0:
         raise ConfigError(f"request {i} of the trace needs a prompt, an output of at least one token and a time: {t}")
     ids = _ids(t.n_prompt)
-    media, keys = _media_first(t, t.content or f"#{i}"), b""
+    media = _media_first(t, t.content or f"#{i}")
+    keys = b""
     if t.parts:
         ids, media, keys = prompts.of(t.parts, t.whole)
         assert len(ids) == t.n_prompt, f"the parts of request {i} are another prompt"
@@ -85,7 +55,8 @@ def _ids(n: int) -> tuple[int, ...]:
 
 
 def _media_first(t: TraceRequest, content: str) -> tuple[MediaSpan, ...]:
-    media, at = [], 0
+    media = []
+    at = 0
     for k, n in enumerate(t.pictures):
         key = f"{content}/{k}"
         media.append(MediaSpan(at, n, key.encode(), key, whole=t.whole))

@@ -84,7 +84,9 @@ class ChatClient:
 
     def __init__(self, target: Endpoint, clock: Callable[[], float]) -> None:
         """Raises `ConfigError` for an invalid address."""
-        headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else None
+        headers = None
+        if target.api_key:
+            headers = {"authorization": f"Bearer {target.api_key}"}
         self._http = HttpPool(target.base_url, headers)
         self._target = target
         self._clock = clock

@@ -94,7 +94,8 @@ class HttpPool:
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ConfigError(f"a server's address looks like http://host:port, not {base_url!r}", param="base_url")
-        self._host, self._tls = url.hostname, ssl.create_default_context() if url.scheme == "https" else None
+        self._host = url.hostname
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._port = url.port or (443 if self._tls else 80)
         self._prefix = url.path.rstrip("/").removesuffix("/v1")  # OpenAI's clients expect it in the base URL
         fixed = {"host": url.netloc.rpartition("@")[2], "accept-encoding": "identity"} | (headers or {})

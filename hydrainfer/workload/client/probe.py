@@ -80,20 +80,21 @@ async def _accepted(client: ChatClient, target: Endpoint) -> tuple[BodyOptions, 
         if record.failure.status not in (400, 422) or len(refused) == len(OPTIONAL):
             raise _explained(target, record.failure)
         # most servers name the refused field; otherwise leave out one more
-        said = record.failure.message
-        named = next((f for f in OPTIONAL if f not in refused and _SENT_AS.get(f, f) in said), None)
+        message = record.failure.message
+        named = next((f for f in OPTIONAL if f not in refused and _SENT_AS.get(f, f) in message), None)
         refused += (named or next(f for f in OPTIONAL if f not in refused),)
 
 
 def _explained(target: Endpoint, failure: Failure) -> ConfigError:
-    url, said = target.base_url, failure.message
+    url = target.base_url
+    message = failure.message
     if failure.kind is FailureKind.CONNECTION:
-        return ConfigError(f"no server at {url}: {said}; is it running, and is that its address?")
+        return ConfigError(f"no server at {url}: {message}; is it running, and is that its address?")
     if failure.status in (401, 403):
-        return ConfigError(f"{url} wants a key ({said}); give --api-key")
+        return ConfigError(f"{url} wants a key ({message}); give --api-key")
     if failure.kind is FailureKind.TIMEOUT:
-        return ConfigError(f"{url} takes connections but does not answer: {said}")
-    return ConfigError(f"{url} does not answer as an OpenAI-style chat server: {said}")
+        return ConfigError(f"{url} takes connections but does not answer: {message}")
+    return ConfigError(f"{url} does not answer as an OpenAI-style chat server: {message}")
 
 
 def _version(page: str) -> str:
@@ -113,9 +114,9 @@ def _roles(page: str) -> tuple[str, ...]:
 def _prefix_cache(metrics: str, server_info: str) -> str:
     """Whether the server has a prefix cache, as it says. vLLM and HydraInfer say so in a metric's labels, SGLang on a
     page of its own."""
-    said = re.search(r'enable_prefix_caching="(\w+)"', metrics)
-    if said:
-        return "on" if said[1].lower() == "true" else "off"
+    caching = re.search(r'enable_prefix_caching="(\w+)"', metrics)
+    if caching:
+        return "on" if caching[1].lower() == "true" else "off"
     sglang = re.search(r'"disable_radix_cache":\s*(true|false)', server_info)
     if sglang:
         return "off" if sglang[1] == "true" else "on"

@@ -63,20 +63,24 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def timings(self) -> dict[str, float]:
         """The server's account of where the time went; empty if it sent none."""
-        said = self.usage.hydrainfer if self.usage else None
+        said = None
+        if self.usage:
+            said = self.usage.hydrainfer
         return {k: float(v) for k, v in (said or {}).items() if isinstance(v, int | float)}
 
     @property
     def n_tokens(self) -> int:
         """The number of answer tokens: by `usage` if the server sends it, else by ids, else by chunks with content."""
-        return self.usage.completion_tokens if self.usage else sum(self.chunk_tokens)
+        if self.usage:
+            return self.usage.completion_tokens
+        return sum(self.chunk_tokens)
 
     @property
     def tpot_s(self) -> float | None:
         """TPOT: mean time per token after the first; None below two tokens."""
-        return (
-            (self.chunk_s[-1] - self.chunk_s[0]) / (self.n_tokens - 1) if self.n_tokens > 1 and self.chunk_s else None
-        )
+        if self.n_tokens > 1 and self.chunk_s:
+            return (self.chunk_s[-1] - self.chunk_s[0]) / (self.n_tokens - 1)
+        return None
 
     @property
     def count_differs(self) -> bool:

@@ -38,8 +38,10 @@ class Stop:
 
     def __init__(self, dead_after: int | None = None, parent: Stop | None = None) -> None:
         """`parent`: this signal is also set when the parent is, but not the other way round."""
-        self._dead_after, self._n_dead = dead_after, 0
-        self._event, self._children = asyncio.Event(), list[Stop]()
+        self._dead_after = dead_after
+        self._n_dead = 0
+        self._event = asyncio.Event()
+        self._children = list[Stop]()
         self.reason = ""
         if parent is not None:
             parent._children.append(self)
@@ -109,7 +111,9 @@ class _Sender:
     """The sender of bodies at their times, until all are answered or `stop` is set."""
 
     def __init__(self, client: ChatClient, stop: Stop, clock: Callable[[], float]) -> None:
-        self._client, self._stop, self._clock = client, stop, clock
+        self._client = client
+        self._stop = stop
+        self._clock = clock
 
     async def run(
         self, bodies: Sequence[tuple[bytes, int]], arrivals: Arrivals, seed: int, on_record: OnRecord | None
@@ -155,7 +159,8 @@ class _Sender:
 
 async def _until_stopped(work: Coroutine[None, None, None], stop: Stop) -> None:
     """Run `work` to its end, or cancel it when `stop` comes first. No task is left running."""
-    load, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    load = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((load, stopped), return_when=asyncio.FIRST_COMPLETED)
     finally:

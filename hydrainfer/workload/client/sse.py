@@ -33,7 +33,8 @@ class EventSplitter:
                 self._held += len(line)
             elif line in (b"", b"\r") and self._data:
                 events.append(b"\n".join(self._data))
-                self._data, self._held = [], 0
+                self._data = []
+                self._held = 0
         if self._held + len(self._rest) > MAX_EVENT_BYTES:
             raise RequestFailed(FailureKind.MALFORMED, f"an event is longer than {MAX_EVENT_BYTES} bytes")
         return events
@@ -94,7 +95,9 @@ def parse_chunk(event: bytes) -> ChunkPiece:
     if chunk.error is not None:
         message = chunk.error.get("message") if isinstance(chunk.error, dict) else chunk.error
         raise RequestFailed(FailureKind.SERVER, str(message))
-    choice = chunk.choices[0] if chunk.choices else _NOTHING
+    choice = _NOTHING
+    if chunk.choices:
+        choice = chunk.choices[0]
     text = choice.delta.content or choice.delta.reasoning_content or ""
     n_tokens = len(choice.token_ids) if choice.token_ids else int(bool(text))
     return ChunkPiece(n_tokens, text, choice.token_ids, choice.finish_reason, chunk.usage)

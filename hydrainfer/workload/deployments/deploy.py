@@ -40,7 +40,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def n_instances(self) -> int | None:
         """The number of instances of the layout; None if the layout is a file or the server is not ours."""
         is_file = self.layout.endswith((".yaml", ".yml"))
-        return len(Layout.parse(self.layout).instances) if self.layout and not is_file else None
+        if self.layout and not is_file:
+            return len(Layout.parse(self.layout).instances)
+        return None
 
 
 class HardwareSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,14 +76,14 @@ class HardwareSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def parse_cores(text: str) -> frozenset[int]:
     """The cores in a text such as `"0-3,8"`. Raises `ConfigError`."""
-    found: set[int] = set()
+    cores: set[int] = set()
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            found |= set(range(int(first), int(last or first) + 1))
+            cores |= set(range(int(first), int(last or first) + 1))
     except ValueError:
         raise ConfigError(f"cores are written 0-3,8, not {text!r}", param="cores") from None
-    return frozenset(found)
+    return frozenset(cores)
 
 
 def command_of(one: Deployment, place: HardwareSlice, port: int) -> list[str]:
@@ -105,7 +107,9 @@ async def running(one: Deployment, place: HardwareSlice, log: Path) -> AsyncIter
         return
     port = free_port()
     command = command_of(one, place, port)
-    real = [sys.executable, "-m", *command] if one.layout else command
+    real = command
+    if one.layout:
+        real = [sys.executable, "-m", *command]
     with ServerProcess(one.name, real, port, log, _environment(one, place), place.core_set) as process:
         await process.wait_healthy(place.start_limit_s)
         yield process.url, process

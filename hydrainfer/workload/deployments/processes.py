@@ -42,7 +42,9 @@ class ServerProcess:
         cores: Collection[int] = (),
     ) -> None:
         """Raises `ServerFailed` if there is no such command or no such core."""
-        self.name, self.command, self._log = name, command, log
+        self.name = name
+        self.command = command
+        self._log = log
         self.url = f"http://127.0.0.1:{port}"
         self.startup_s: float | None = None
         self._started_s = time.perf_counter()
@@ -107,12 +109,12 @@ class ServerProcess:
     def family(self) -> dict[int, list[str]]:
         """The processes of the server's session and all descendants in any session: pid → fields of /proc/pid/stat."""
         stats = dict(all_stats())
-        found = {self.pid}
+        pids = {self.pid}
         grown = 0
-        while len(found) > grown:
-            grown = len(found)
-            found |= {p for p, s in stats.items() if int(s[1]) in found or int(s[3]) == self.pid}
-        return {p: stats[p] for p in found if p in stats}
+        while len(pids) > grown:
+            grown = len(pids)
+            pids |= {p for p, s in stats.items() if int(s[1]) in pids or int(s[3]) == self.pid}
+        return {p: stats[p] for p in pids if p in stats}
 
     def left_of(self, family: dict[int, list[str]]) -> list[int]:
         """The pids of the server's session and of `family`, found earlier, that still run. A pid that was reused
@@ -150,11 +152,11 @@ def _on(cores: Collection[int]) -> Iterator[None]:
 
 def all_stats() -> list[tuple[int, list[str]]]:
     """(pid, fields of /proc/pid/stat from the state on) of every process; none where there is no /proc."""
-    found = []
+    pids = []
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
             try:
-                found.append((int(entry), Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()))
+                pids.append((int(entry), Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()))
             except OSError:
                 continue  # ended meanwhile
-    return found
+    return pids

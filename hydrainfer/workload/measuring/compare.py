@@ -13,8 +13,8 @@ import msgspec
 
 from hydrainfer.config import Slo, converted, read_yaml
 from hydrainfer.core import ConfigError
+from hydrainfer.judging import Goodput, Search, Series
 from hydrainfer.machine import versions
-from hydrainfer.metrics import Goodput, Search, Series
 from hydrainfer.workload.client import Endpoint, Stop
 from hydrainfer.workload.deployments import (
     Deployment,
@@ -73,7 +73,8 @@ class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def read_plan(path: Path | None, given: dict[str, Any]) -> ComparisonPlan:
     """The plan in a file, in which the values of `given` replace the file's. Raises `ConfigError`."""
     content = read_yaml(path) if path else {}
-    place, given_place = content.get("place", {}), given.pop("place", {})
+    place = content.get("place", {})
+    given_place = given.pop("place", {})
     if isinstance(place, dict):
         place = {**place, **given_place}
     return converted({**content, **given, "place": place}, ComparisonPlan, str(path or "the plan"), "config")
@@ -95,14 +96,19 @@ class Comparison:
         """Raises `ConfigError` for a plan that cannot be run."""
         if not plan.rates:
             raise ConfigError("a comparison needs the rates to run: --rates 1,2,4", param="rates")
-        self._plan, self._workload, self._slo, self._effort = plan, workload, slo, effort
+        self._plan = plan
+        self._workload = workload
+        self._slo = slo
+        self._effort = effort
         self._deployments = plan.deployments()
         self._load = LoadPlan(kind=plan.arrivals, burst_shape=plan.burst_shape, rates=tuple(sorted(plan.rates)))
         self._load.fixed()
         self._search()  # refuses a target that is not a share
         self._cores = plan.place.core_set
         self._traffic = Traffic(workload, plan.like)
-        self._watch, self._say, self._clock = watch, say, clock
+        self._watch = watch
+        self._say = say
+        self._clock = clock
         self._servers: dict[str, Server] = {}
         self._runs: list[Run] = []
         self._series: list[tuple[str, float, Series]] = []  # by server and rate
@@ -156,11 +162,14 @@ class Comparison:
                     if run.attainment and run.attainment.met.share < self._plan.give_up_below:
                         self._too_much[one.name] = min(rate, self._too_much.get(one.name, rate))
             if mine.came and not stop.came:
-                log_end = f"\n{process.log_tail()}" if process else ""
+                log_end = ""
+                if process:
+                    log_end = f"\n{process.log_tail()}"
                 raise ServerFailed(f"{mine.reason}{log_end}")
 
     def _described(self, one: Deployment, session: Session, process: ServerProcess | None) -> Server:
-        place, n = self._plan.place, one.n_instances
+        place = self._plan.place
+        n = one.n_instances
         threads = one.threads if not one.layout else f"{place.threads}" if n is not None else "see the layout's file"
         command = "" if process is None else one.start or " ".join(command_of(one, place, 0)).replace("--port 0 ", "")
         return Server(
@@ -204,10 +213,10 @@ class Comparison:
     def _goodputs(self) -> Iterator[tuple[str, Goodput]]:
         """The goodput of each deployment, on the grid of the rates that were run."""
         for one in self._deployments:
-            told = [(rate, series) for name, rate, series in self._series if name == one.name]
-            if told:
+            results = [(rate, series) for name, rate, series in self._series if name == one.name]
+            if results:
                 search = self._search()
-                for rate, series in told:
+                for rate, series in results:
                     search.tell(rate, series)
                 yield one.name, search.result()
 

@@ -11,7 +11,7 @@ import msgspec
 
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
-from hydrainfer.metrics import Goodput, Search, Series
+from hydrainfer.judging import Goodput, Search, Series
 from hydrainfer.workload.client import Endpoint, RequestRecord, ServerFacts, Stop, probe, run_load
 from hydrainfer.workload.results import LoadReport, Reference, Run, report_of, run_of, series_of
 from hydrainfer.workload.sources import (
@@ -49,7 +49,9 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         least = {"requests": 1, "unloaded": 1, "warmup": 0, "min_s": 0}
         for name, number in least.items():
             if not (value := getattr(self, name)) >= number:  # a NaN is refused, too
-                said = "min-seconds" if name == "min_s" else name
+                said = name
+                if name == "min_s":
+                    said = "min-seconds"
                 raise ConfigError(f"{said} must be at least {number}, not {value}", param=name)
 
     def n_at(self, rate_per_s: float) -> int:
@@ -73,7 +75,9 @@ class Traffic:
     of pictures are kept; the oldest are dropped first."""
 
     def __init__(self, workload: Workload, like: str | None, max_bytes: int = 1 << 29) -> None:
-        self.workload, self.like, self._max_bytes = workload, like, max_bytes
+        self.workload = workload
+        self.like = like
+        self._max_bytes = max_bytes
         self._kept: dict[tuple[int, int], tuple[int, list[ChatRequest]]] = {}
 
     def of(self, n: int, seed: int) -> list[ChatRequest]:
@@ -116,8 +120,14 @@ class Session:
         watch: Watcher,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.name, self._target, self._traffic, self._slo = name, target, traffic, slo
-        self._effort, self.stop, self._watch, self._clock = effort, stop, watch, clock
+        self.name = name
+        self._target = target
+        self._traffic = traffic
+        self._slo = slo
+        self._effort = effort
+        self.stop = stop
+        self._watch = watch
+        self._clock = clock
         self._options = BodyOptions()
         self._reference = Reference()
         self.series: Series | None = None
@@ -146,7 +156,9 @@ class Session:
         self._reference = Reference.of(result.records)
         self.unloaded = report_of(result)
         if not self.unloaded.n_ok and not self.stop.came:
-            why = self.unloaded.failure_examples[0].message if self.unloaded.failure_examples else "no answer"
+            why = "no answer"
+            if self.unloaded.failure_examples:
+                why = self.unloaded.failure_examples[0].message
             raise ConfigError(f"{self.name} failed every request of the workload, one at a time: {why}")
 
     async def at(
@@ -204,7 +216,8 @@ class Session:
         `limit_s` after the start. `runs` gets each run as it ends."""
         runs = [] if runs is None else runs
         assert self._slo is not None
-        end_s, cut_short = self._clock() + limit_s, ""
+        end_s = self._clock() + limit_s
+        cut_short = ""
         while not self.stop.came and (ask := search.next()) is not None:
             rate = ask.rate
             last_s = end_s - ask.times * self._effort.n_at(rate) / rate if runs else math.inf
@@ -217,7 +230,9 @@ class Session:
             if run is None:
                 late = not self.stop.came
                 why = f"the next run would not end within {limit_s / 60:g} minutes (--search-minutes)"
-                cut_short = f"the search ended, because {why}" if late else ""
+                cut_short = ""
+                if late:
+                    cut_short = f"the search ended, because {why}"
                 break
             runs.append(run)
             if self.stop.came:  # a partial run would be judged as a whole one
@@ -230,18 +245,20 @@ class Session:
                 )
             elif self.series is not None:
                 search.tell(rate, self.series)
-        found = search.result()
-        return msgspec.structs.replace(found, note="; ".join(filter(None, (found.note, cut_short)))), runs
+        goodput = search.result()
+        return msgspec.structs.replace(goodput, note="; ".join(filter(None, (goodput.note, cut_short)))), runs
 
 
 def hopeless(unloaded: LoadReport, slo: Slo) -> str:
     """The reason why no request can meet the SLO, if even requests without load do not; else empty."""
-    said = []
+    reasons = []
     for name, limit, found in (
         ("TTFT", slo.ttft_s, unloaded.ttft_s),
         ("time per token", slo.tpot_s, unloaded.tpot_s),
         ("E2E", slo.e2e_s, unloaded.e2e_s),
     ):
         if limit is not None and found is not None and found.p50 > limit:
-            said.append(f"{name} is {found.p50 * 1e3:.4g} ms where the SLO is {limit * 1e3:.4g} ms")
-    return f"one request alone misses the SLO: {', '.join(said)} (medians)" if said else ""
+            reasons.append(f"{name} is {found.p50 * 1e3:.4g} ms where the SLO is {limit * 1e3:.4g} ms")
+    if reasons:
+        return f"one request alone misses the SLO: {', '.join(reasons)} (medians)"
+    return ""

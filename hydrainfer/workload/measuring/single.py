@@ -16,8 +16,8 @@ import msgspec
 
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
+from hydrainfer.judging import Search
 from hydrainfer.machine import versions
-from hydrainfer.metrics import Search
 from hydrainfer.workload.client import Endpoint, Stop
 from hydrainfer.workload.measuring.session import DEAD_AFTER, Effort, Session, Traffic, Watcher, hopeless
 from hydrainfer.workload.results import PACKAGES, BenchResult, Run, Server, hardware, now
@@ -74,7 +74,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 @contextlib.contextmanager
 def until_interrupted(stop: Stop) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends the load and keeps its results so far; the second ends the process."""
-    loop, terminated = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+    loop = asyncio.get_running_loop()
+    terminated = signal.getsignal(signal.SIGTERM)
 
     def give_up() -> None:
         for sig in (signal.SIGINT, signal.SIGTERM):
@@ -113,10 +114,13 @@ async def bench(
     traffic = Traffic(asked.workload, asked.like)
     session = Session(asked.name, target, traffic, asked.slo, asked.effort, stop, watch, clock)
     runs: list[Run] = []
-    goodput, notes = {}, []
+    goodput = {}
+    notes = []
     with until_interrupted(stop):
         await session.open(asked.seed << 20)
-        why_not = hopeless(session.unloaded, asked.slo) if asked.slo else ""
+        why_not = ""
+        if asked.slo:
+            why_not = hopeless(session.unloaded, asked.slo)
         notes += [why_not] if why_not else []
         for round_ in range(asked.runs):
             for rank, arrivals in enumerate(fixed):

@@ -40,12 +40,14 @@ async def first_pass(
     An interrupted pass keeps the requests that were answered. Raises `ConfigError` if the server cannot be used."""
     target, options, facts = await probe(target)
     options = msgspec.structs.replace(options, ignore_eos=False, timings=False)
-    stop, ended = Stop(DEAD_AFTER), dict[int, RequestRecord]()
+    stop = Stop(DEAD_AFTER)
+    ended = dict[int, RequestRecord]()
     asked: list[ChatRequest] = []
 
     async def ask(which: Sequence[int], what: str, options: BodyOptions) -> None:
         watch.begins(facts.model, what, len(which))
-        load, some = Closed(concurrency), [asked[i] for i in which]
+        load = Closed(concurrency)
+        some = [asked[i] for i in which]
         result = await run_load(target, some, load, options=options, on_record=watch.record, stop=stop)
         ended.update((which[r.index], r) for r in result.records)
         watch.ended(facts.model, None)

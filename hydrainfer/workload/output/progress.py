@@ -17,7 +17,8 @@ class Shown:
     """A progress bar while a run lasts, and a line when it has ended. Use as a context manager."""
 
     def __init__(self, console: Console, slo: Slo | None) -> None:
-        self._console, self._slo = console, slo
+        self._console = console
+        self._slo = slo
         columns = (
             TextColumn("{task.description}"),
             BarColumn(24),
@@ -59,8 +60,12 @@ class Shown:
             self._progress.update(self._task, completed=self._n, now=self._line(now_s - self._start_s))
 
     def _line(self, passed_s: float) -> str:
-        failed = f", {self._n - self._n_ok} failed" if self._n > self._n_ok else ""
-        met = f", attainment {self._n_met / self._n:.0%}" if self._slo and self._n else ""
+        failed = ""
+        if self._n > self._n_ok:
+            failed = f", {self._n - self._n_ok} failed"
+        met = ""
+        if self._slo and self._n:
+            met = f", attainment {self._n_met / self._n:.0%}"
         return f"{self._n_ok / max(passed_s, 1e-9):.3g} answers/s{met}{failed}"
 
     def ended(self, server: str, run: Run | None) -> None:  # noqa: ARG002

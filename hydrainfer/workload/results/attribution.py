@@ -1,4 +1,4 @@
-"""The part of its time that made a request miss its SLO (`metrics.blamed`), from the server's `timings`.
+"""The part of its time that made a request miss its SLO (`judging.blamed`), from the server's `timings`.
 
 The reference is the median of requests sent one at a time. Time that the server does not account for (network, HTTP,
 reading the body, the client itself) is `outside`.
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics import INTERVALS, at_quantile, blamed, per_token
+from hydrainfer.judging import at_quantile, blamed, per_token
+from hydrainfer.metrics import INTERVALS
 from hydrainfer.workload.client import RequestRecord
 from hydrainfer.workload.results.judged import verdict_of
 
@@ -56,23 +57,23 @@ class Reference(msgspec.Struct, frozen=True):
 
 def breakdown_of(records: Sequence[RequestRecord], slo: Slo | None, reference: Reference) -> Breakdown | None:
     """The breakdown of a load; None if no answer came with timings. Without a reference, the longest part is blamed."""
-    told = [(r, _parts(r)) for r in records if r.ok and r.timings]
-    if not told:
+    timed = [(r, _parts(r)) for r in records if r.ok and r.timings]
+    if not timed:
         return None
     met: list[dict[str, float]] = []
     missed: list[dict[str, float]] = []
     blame: dict[str, Counter[str]] = {limit: Counter() for limit in LIMITS}
-    for record, parts in told if slo else ():
+    for record, parts in timed if slo else ():
         verdict = verdict_of(record, slo)  # type: ignore[arg-type]
         (met if verdict.met else missed).append(parts)
         for limit, part in blamed(verdict, parts, reference.parts_s, record.n_tokens).items():
             blame[limit][part] += 1
     counts = {
-        k: round(sum(r.timings.get(k, 0) for r, _ in told)) for k in ("n_preemptions", "n_migrations", "n_recoveries")
+        k: round(sum(r.timings.get(k, 0) for r, _ in timed)) for k in ("n_preemptions", "n_migrations", "n_recoveries")
     }
-    every = [parts for _, parts in told]
+    every = [parts for _, parts in timed]
     return Breakdown(
-        n=len(told),
+        n=len(timed),
         mean_s=_means(every),
         p95_s={name: at_quantile(sorted(parts[name] for parts in every), 0.95) for name in PARTS},
         met_mean_s=_means(met),
@@ -84,10 +85,12 @@ def breakdown_of(records: Sequence[RequestRecord], slo: Slo | None, reference: R
 
 
 def _parts(record: RequestRecord) -> dict[str, float]:
-    said = record.timings
-    parts = {name: said.get(name + "_s", 0.0) for name in INTERVALS}
-    return parts | {OUTSIDE: max(0.0, record.e2e_s - said.get("e2e_s", sum(parts.values())))}
+    timings = record.timings
+    parts = {name: timings.get(name + "_s", 0.0) for name in INTERVALS}
+    return parts | {OUTSIDE: max(0.0, record.e2e_s - timings.get("e2e_s", sum(parts.values())))}
 
 
 def _means(each: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.fmean(p[name] for p in each) for name in PARTS} if each else {}
+    if each:
+        return {name: statistics.fmean(p[name] for p in each) for name in PARTS}
+    return {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics import FAILED, Proportion, Series, Verdict, delay_limit_s, effective_n, judge, steady_state
+from hydrainfer.judging import FAILED, Proportion, Series, Verdict, delay_limit_s, effective_n, judge, steady_state
 from hydrainfer.workload.client import RequestRecord
 
 
@@ -17,7 +17,7 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
     request is a miss. `ttft`, `tpot`, `e2e`: shares that kept that limit. `n_failed`: requests that failed; `n_both`:
     requests that missed TTFT and TPOT without failing. `n_effective`: see `metrics.effective_n`. `grows`: whether a
     queue certainly grew; `n_wanted`: requests that a run needs before its share is that of the steady state (see
-    `metrics.steady_state`)."""
+    `judging.steady_state`)."""
 
     slo: Slo
     met: Proportion
@@ -33,7 +33,9 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
 
 def verdict_of(record: RequestRecord, slo: Slo) -> Verdict:
     """The verdict by the paper's section 2.3. TTFT counts from the time when the request was sent."""
-    return judge(slo, record.ttft_s, record.token_interval_s, record.e2e_s) if record.ok else FAILED
+    if record.ok:
+        return judge(slo, record.ttft_s, record.token_interval_s, record.e2e_s)
+    return FAILED
 
 
 def series_of(records: Sequence[RequestRecord], slo: Slo) -> Series:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from hydrainfer.metrics import quantile_interval
+from hydrainfer.judging import quantile_interval
 from hydrainfer.workload.client import Failure, LoadResult
 from hydrainfer.workload.sources import Arrivals
 
@@ -81,8 +81,15 @@ def report_of(result: LoadResult) -> LoadReport:
     records = result.records
     ok = [r for r in records if r.ok]
     failed = [r.failure for r in records if r.failure is not None]
-    span_s = max((r.end_s for r in records), default=0.0) - min((r.sent_s for r in records), default=0.0)
+    first_s = min((r.sent_s for r in records), default=0.0)
+    last_s = max((r.end_s for r in records), default=0.0)
+    span_s = last_s - first_s
+    requests_per_s = 0.0
+    output_tokens_per_s = 0.0
     n_tokens = sum(r.n_tokens for r in ok)
+    if span_s:
+        requests_per_s = len(ok) / span_s
+        output_tokens_per_s = n_tokens / span_s
     return LoadReport(
         arrivals=result.arrivals,
         seed=result.seed,
@@ -93,8 +100,8 @@ def report_of(result: LoadResult) -> LoadReport:
         failures=dict(Counter(f.kind.value for f in failed)),
         failure_examples=tuple(failed[:N_EXAMPLES]),
         duration_s=span_s,
-        requests_per_s=len(ok) / span_s if span_s else 0.0,
-        output_tokens_per_s=n_tokens / span_s if span_s else 0.0,
+        requests_per_s=requests_per_s,
+        output_tokens_per_s=output_tokens_per_s,
         n_prompt_tokens=sum(r.usage.prompt_tokens for r in ok if r.usage),
         n_output_tokens=n_tokens,
         n_count_differs=sum(r.count_differs for r in ok),

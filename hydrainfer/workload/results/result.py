@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from hydrainfer.config import Slo
+from hydrainfer.judging import Goodput
 from hydrainfer.machine import cpu_name, memory_bytes, n_cores
-from hydrainfer.metrics import Goodput
 from hydrainfer.workload.client import LoadResult, ServerFacts
 from hydrainfer.workload.results.attribution import Breakdown, Reference, breakdown_of
 from hydrainfer.workload.results.judged import Attainment, attainment_of
@@ -86,7 +86,8 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_of(server: str, result: LoadResult, slo: Slo | None, reference: Reference, round_: int = 0) -> Run:
     """The numbers of one load; raw records are not kept."""
-    report, records = report_of(result), result.records
+    report = report_of(result)
+    records = result.records
     ok = [r for r in records if r.ok]
     curves = {
         "ttft": _curve([r.ttft_s for r in ok if r.ttft_s is not None]),
@@ -115,12 +116,12 @@ def _curve(samples: list[float]) -> tuple[float, ...]:
 
 def by_rate(runs: Sequence[Run], server: str) -> dict[float, list[Run]]:
     """The runs of one server by their rate, ascending."""
-    found: dict[float, list[Run]] = {}
+    runs_of: dict[float, list[Run]] = {}
     for run in sorted(
         (r for r in runs if r.server == server and r.rate_per_s is not None), key=lambda r: r.rate_per_s or 0
     ):
-        found.setdefault(run.rate_per_s or 0.0, []).append(run)
-    return found
+        runs_of.setdefault(run.rate_per_s or 0.0, []).append(run)
+    return runs_of
 
 
 def now() -> str:
@@ -129,6 +130,8 @@ def now() -> str:
 
 def hardware() -> dict[str, Any]:
     """The machine that this process, the client, runs on."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    load = None
+    if hasattr(os, "getloadavg"):
+        load = os.getloadavg()[0]
     memory = round(memory_bytes() / 2**30, 1)
     return {"cpu": cpu_name(), "cores": n_cores(), "memory_gib": memory, "load_before": load}

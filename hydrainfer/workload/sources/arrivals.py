@@ -60,7 +60,9 @@ class Replay(msgspec.Struct, frozen=True, tag="replay"):
     def rate_per_s(self) -> float:
         """The average rate; infinite if all times are equal."""
         span_s = (self.times_s[-1] - self.times_s[0]) / self.speed
-        return (len(self.times_s) - 1) / span_s if span_s else math.inf
+        if span_s:
+            return (len(self.times_s) - 1) / span_s
+        return math.inf
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
@@ -105,7 +107,8 @@ def due_times_s(arrivals: OpenLoop, n: int, seed: int) -> list[float]:
     draw = random.Random(seed)
     shape = arrivals.shape if isinstance(arrivals, Gamma) else 1.0
     scale_s = 1.0 / (arrivals.rate_per_s * shape)
-    times, now_s = [], 0.0
+    times = []
+    now_s = 0.0
     for _ in range(n):
         times.append(now_s)
         now_s += draw.expovariate(arrivals.rate_per_s) if shape == 1.0 else draw.gammavariate(shape, scale_s)
@@ -114,7 +117,8 @@ def due_times_s(arrivals: OpenLoop, n: int, seed: int) -> list[float]:
 
 def _replayed(replay: Replay, n: int) -> list[float]:
     """The recorded times, repeated, with a mean gap between the last time and the first of the next repetition."""
-    first_s, last_s = replay.times_s[0], replay.times_s[-1]
+    first_s = replay.times_s[0]
+    last_s = replay.times_s[-1]
     gap_s = (last_s - first_s) / max(len(replay.times_s) - 1, 1)
     rounds = (
         (t - first_s + k * (last_s - first_s + gap_s)) / replay.speed for k in itertools.count() for t in replay.times_s

@@ -27,14 +27,17 @@ class Dialogues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def weave(self, chats: Iterable[ChatRequest], rng: random.Random) -> Iterator[ChatRequest]:
         """The requests of `chats` as turns of conversations."""
-        turns, words = Spread.parse(self.turns), Spread.parse(self.system_words)
+        turns = Spread.parse(self.turns)
+        words = Spread.parse(self.system_words)
         systems = [_text(words.draw(rng), rng) for _ in range(self.systems)] or [""]
         begun: list[tuple[int, str, tuple[Said, ...]]] = [(0, "", ())] * (self.apart + 1)
         for i, chat in enumerate(chats):
             place = i % len(begun)
             n_left, system, before = begun[place]
             if not n_left:
-                n_left, system, before = max(1, round(turns.draw(rng))), rng.choice(systems), ()
+                n_left = max(1, round(turns.draw(rng)))
+                system = rng.choice(systems)
+                before = ()
             asked = msgspec.structs.replace(
                 chat, system=system, before=before, pictures=() if before else chat.pictures
             )

@@ -58,18 +58,24 @@ def read_table(path: Path) -> tuple[list[str], Iterator[tuple[str, dict[str, str
 
 def field(path: Path, where: str, entry: Any, name: str, kind: type | tuple[type, ...]) -> Any:
     """`entry[name]`. Raises `ConfigError` if it is absent or of another type."""
-    value = entry.get(name) if isinstance(entry, dict) else None
+    value = None
+    if isinstance(entry, dict):
+        value = entry.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-        found = "is not there" if value is None else f"is {type(value).__name__}"
-        raise wrong(path, f"{where}: {name!r} must be {kinds}, but {found}")
+        problem = "is not there" if value is None else f"is {type(value).__name__}"
+        raise wrong(path, f"{where}: {name!r} must be {kinds}, but {problem}")
     return value
 
 
 def entries_of(path: Path, content: Any, key: str | None = None) -> list[Any]:
     """The list that a JSON dataset is, or has under `key`. Raises `ConfigError` if there is no list or it is empty."""
-    found = content.get(key) if key is not None and isinstance(content, dict) else content
+    found = content
+    if key is not None and isinstance(content, dict):
+        found = content.get(key)
     if not isinstance(found, list) or not found:
-        where = f"an object with a list {key!r}" if key else "a list"
+        where = "a list"
+        if key:
+            where = f"an object with a list {key!r}"
         raise wrong(path, f"must be {where} of entries")
     return found

@@ -106,7 +106,9 @@ def draw_picture(seed: int, width: int, height: int) -> np.ndarray:
     """A picture of soft colour waves, a little noise and a few hard-edged boxes: uint8 [height, width, 3]. Depends only
     on its arguments and numpy's generator, so that every machine sends the same pixels."""
     rng = np.random.default_rng(seed)
-    cycles_x, cycles_y, phase = rng.uniform(0.5, 4.0, 3), rng.uniform(0.5, 4.0, 3), rng.uniform(0.0, 1.0, 3)
+    cycles_x = rng.uniform(0.5, 4.0, 3)
+    cycles_y = rng.uniform(0.5, 4.0, 3)
+    phase = rng.uniform(0.0, 1.0, 3)
     across = 2 * np.pi * np.linspace(0.0, 1.0, width)[:, None] * cycles_x  # [width, 3]
     down = 2 * np.pi * (np.linspace(0.0, 1.0, height)[:, None] * cycles_y + phase)  # [height, 3]
     sin_x, cos_x, sin_y, cos_y = (f(at).astype(np.float32) for at in (across, down) for f in (np.sin, np.cos))
@@ -118,8 +120,10 @@ def draw_picture(seed: int, width: int, height: int) -> np.ndarray:
         waves += _NOISE * noise + (127.0 - 127.5 * _NOISE)
         pixels[:, :, k] = np.clip(waves, 0.0, 255.0, out=waves)
     for _ in range(6):
-        left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
-        right, bottom = left + 1 + int(rng.integers(0, width)) // 2, top + 1 + int(rng.integers(0, height)) // 2
+        left = int(rng.integers(0, width))
+        top = int(rng.integers(0, height))
+        right = left + 1 + int(rng.integers(0, width)) // 2
+        bottom = top + 1 + int(rng.integers(0, height)) // 2
         pixels[top:bottom, left:right] = rng.integers(0, 256, 3)
     return pixels
 

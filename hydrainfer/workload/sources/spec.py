@@ -95,13 +95,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 rng=rng,
                 pool=self.dialogues.picture_pool,
             )
-            return chats if self.dialogues == Dialogues() else list(self.dialogues.weave(chats, rng))
+            if self.dialogues == Dialogues():
+                return chats
+            return list(self.dialogues.weave(chats, rng))
         if self.source == "recording":
             return _first(replayed(read_recording(Path(self.path or "").expanduser()).chats, seed), n, self)
-        found = self._read(rng, like)
+        texts_ = self._read(rng, like)
         if self.source in TRACES:
-            return _first(found, n, self)
-        return _first(rng.sample(found, len(found)), n, self)
+            return _first(texts_, n, self)
+        return _first(rng.sample(texts_, len(texts_)), n, self)
 
     def _lengths(self, like: str | None) -> Spread:
         """The answer lengths of a model: those of the longest name in `output_tokens` with which the model's name
@@ -128,7 +130,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def _first(chats: list[ChatRequest], n: int, workload: Workload) -> list[ChatRequest]:
     if len(chats) < n:
-        hint = "; `distinct: false` allows a picture twice" if workload.source in READERS and workload.distinct else ""
+        hint = ""
+        if workload.source in READERS and workload.distinct:
+            hint = "; `distinct: false` allows a picture twice"
         if workload.source == "recording":
             hint = "; record more with `hydrainfer trace --requests`"
         raise TooFewRequests(f"{workload.path} has {len(chats)} requests, {n} are needed{hint}", param="requests")

@@ -71,11 +71,15 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if x < self.least:
             return 0.0
         if self.kind == "uniform":
-            return min(max((x - self.a) / (self.b - self.a), 0.0), 1.0) if self.b > self.a else float(x >= self.a)
+            if self.b > self.a:
+                return min(max((x - self.a) / (self.b - self.a), 0.0), 1.0)
+            return float(x >= self.a)
         if self.kind == "exponential":
             return 1.0 - math.exp(-x / self.a) if self.a else 1.0
         if self.kind == "lognormal" and self.a and self.b:
-            return NormalDist().cdf(math.log(x / self.a) / self.b) if x > 0 else 0.0
+            if x > 0:
+                return NormalDist().cdf(math.log(x / self.a) / self.b)
+            return 0.0
         return float(x >= self.a)
 
 

@@ -30,7 +30,10 @@ class Texts:
     twice."""
 
     def __init__(self, templates: Sequence[str], n_words: Spread, instruction: str, rng: random.Random) -> None:
-        self._templates, self._n_words, self._instruction, self._rng = templates, n_words, instruction, rng
+        self._templates = templates
+        self._n_words = n_words
+        self._instruction = instruction
+        self._rng = rng
         self._seen: set[str] = set()
 
     def next(self) -> str:
@@ -38,11 +41,15 @@ class Texts:
         while text in self._seen:
             text = f"{self._rng.choice(WORDS)} {self._rng.choice(WORDS)}: {text}"
         self._seen.add(text)
-        return f"{text}\n{self._instruction}" if self._instruction else text
+        if self._instruction:
+            return f"{text}\n{self._instruction}"
+        return text
 
     def _fill(self, template: str) -> str:
         def word(match: re.Match[str]) -> str:
-            n = max(1, round(self._n_words.draw(self._rng))) if match[1] else 1
+            n = 1
+            if match[1]:
+                n = max(1, round(self._n_words.draw(self._rng)))
             return " ".join(self._rng.choice(WORDS) for _ in range(n))
 
         return re.sub(r"\{word(s?)\}", word, template)
@@ -54,7 +61,9 @@ SizeWeight = tuple[int, int, float]
 
 def fitted(width: int, height: int, max_side_px: int | None) -> tuple[int, int]:
     """Width and height scaled down in proportion, so that the longer side is at most `max_side_px`."""
-    scale = min(1.0, max_side_px / max(width, height)) if max_side_px else 1.0
+    scale = 1.0
+    if max_side_px:
+        scale = min(1.0, max_side_px / max(width, height))
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 

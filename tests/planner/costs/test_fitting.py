@@ -9,7 +9,6 @@ import pytest
 
 from hydrainfer.config import Slo, read_cost_model
 from hydrainfer.core import ConfigError, CostModel, Role
-from hydrainfer.planner.costs.budgets import Mix, budgets_for
 from hydrainfer.planner.costs.costfile import (
     BatchShape,
     BatchTime,
@@ -21,6 +20,7 @@ from hydrainfer.planner.costs.costfile import (
 )
 from hydrainfer.planner.costs.fitting import fit_cost, non_negative, predicted_s
 from hydrainfer.planner.costs.shape import slowdown_of
+from hydrainfer.planner.search.budgets import Mix, budgets_for
 
 pytestmark = pytest.mark.unit
 SHIPPED = Path(__file__).parents[3] / "configs" / "cost_models"

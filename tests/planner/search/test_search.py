@@ -10,6 +10,7 @@ from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
 from hydrainfer.planner.costs import slowed
+from hydrainfer.planner.nouns import CoreTime, ServerCost, TraceRequest
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.goodput import QUICK, SearchEffort, measured, search
 from hydrainfer.planner.search.layouts import layout_of, layouts, method_of, placed_layouts
@@ -18,7 +19,6 @@ from hydrainfer.planner.search.reason import reason
 from hydrainfer.planner.search.study import Station, Study, attempt, observe
 from hydrainfer.planner.search.trials import Trials
 from hydrainfer.planner.search.usage import use_of
-from hydrainfer.planner.simulation import CoreTime, ServerCost, TraceRequest
 from tests.planner.simulation.test_leaps import COST, deployment
 
 pytestmark = pytest.mark.unit

@@ -8,8 +8,9 @@ import yaml
 
 from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.core import CostModel, Role
+from hydrainfer.planner.nouns import TraceRequest
 from hydrainfer.planner.simulation.simulator import InstanceModel, Simulator
-from hydrainfer.planner.simulation.trace import TraceRequest, as_requests
+from hydrainfer.planner.simulation.trace import as_requests
 from hydrainfer.scheduler import RUNNING, STEP_S, Budgets, Policy
 
 pytestmark = pytest.mark.unit

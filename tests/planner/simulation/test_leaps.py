@@ -6,9 +6,9 @@ import pytest
 
 from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.core import CostModel, Layout
-from hydrainfer.planner.simulation.links import Link
+from hydrainfer.planner.nouns import ANSWER, Link, PromptPart, TraceRequest
 from hydrainfer.planner.simulation.simulator import InstanceModel, Simulator
-from hydrainfer.planner.simulation.trace import ANSWER, PromptPart, TraceRequest, as_requests
+from hydrainfer.planner.simulation.trace import as_requests
 from hydrainfer.scheduler import Budgets
 from tests.cache.other_kinds import STATE, WINDOW
 

@@ -11,7 +11,8 @@ from hydrainfer.core import Layout
 from hydrainfer.planner.costs import blocks_of, cost_of
 from hydrainfer.planner.costs.hardware import read_hardware
 from hydrainfer.planner.inputs import shape_of
-from hydrainfer.planner.simulation import ANSWER, PromptPart, Simulator, TraceRequest, as_requests
+from hydrainfer.planner.nouns import ANSWER, PromptPart, TraceRequest
+from hydrainfer.planner.simulation import Simulator, as_requests
 from hydrainfer.planner.simulation.simulator import InstanceModel
 from hydrainfer.scheduler import Budgets
 

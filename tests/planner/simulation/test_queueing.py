@@ -9,9 +9,9 @@ import pytest
 
 from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.core import CostModel, Layout
-from hydrainfer.planner.simulation.links import Link
+from hydrainfer.planner.nouns import Link, TraceRequest
 from hydrainfer.planner.simulation.simulator import InstanceModel, Simulator
-from hydrainfer.planner.simulation.trace import TraceRequest, as_requests
+from hydrainfer.planner.simulation.trace import as_requests
 from hydrainfer.scheduler import Budgets
 
 pytestmark = pytest.mark.unit

@@ -6,9 +6,10 @@ import pytest
 from hydrainfer.config import Slo
 from hydrainfer.core import Layout
 from hydrainfer.planner.inputs.workloads import PromptRules, trace_of, words_to_tokens
+from hydrainfer.planner.nouns import ANSWER, PromptPart, TraceRequest
 from hydrainfer.planner.search import Bounds, Study, served_at
 from hydrainfer.planner.search.study import Station
-from hydrainfer.planner.simulation import ANSWER, PromptPart, Simulator, TraceRequest, as_requests, at_rate
+from hydrainfer.planner.simulation import Simulator, as_requests, at_rate
 from hydrainfer.planner.simulation.leap import TOKEN
 from hydrainfer.workload.sources import Dialogues, Workload
 from tests.planner.simulation.test_leaps import COST, EMBED, KV, deployment, dialogues

@@ -3,8 +3,8 @@ the same tokens."""
 
 import pytest
 
+from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.simulation.leap import TOKEN
-from hydrainfer.planner.simulation.links import Link
 from hydrainfer.planner.simulation.simulator import Simulator
 from hydrainfer.planner.simulation.trace import as_requests
 from hydrainfer.scheduler import Policy

@@ -8,9 +8,9 @@ import pytest
 
 from hydrainfer.core import ConfigError
 from hydrainfer.workload.client import ChatClient, Endpoint, FailureKind, RequestFailed, run_load
-from hydrainfer.workload.mock import MockServer, Script
 from hydrainfer.workload.results import report_of
 from hydrainfer.workload.sources import ChatRequest, Closed
+from tests.workload.mock import MockServer, Script
 
 pytestmark = pytest.mark.unit
 

@@ -9,6 +9,7 @@ import pytest
 
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
+from hydrainfer.reports.bench import conclusions, page_of, tables_of, write_files
 from hydrainfer.workload.client import Endpoint, Stop
 from hydrainfer.workload.measuring import (
     Asked,
@@ -22,11 +23,10 @@ from hydrainfer.workload.measuring import (
     read_plan,
 )
 from hydrainfer.workload.measuring.session import Traffic
-from hydrainfer.workload.mock import MockServer, Script
-from hydrainfer.workload.output import conclusions, page_of, tables_of, write_files
 from hydrainfer.workload.results import BenchResult
 from hydrainfer.workload.sources import Recording, Replay, Workload, read_workload, write_recording
 from tests.workload import virtual
+from tests.workload.mock import MockServer, Script
 
 pytestmark = pytest.mark.unit
 

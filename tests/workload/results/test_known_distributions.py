@@ -8,13 +8,13 @@ import random
 import pytest
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics import Search
+from hydrainfer.judging import Search
 from hydrainfer.workload.client import Endpoint, run_load
-from hydrainfer.workload.mock import MockServer, Script, drawn
 from hydrainfer.workload.results import report_of, series_of
 from hydrainfer.workload.results.judged import attainment_of
 from hydrainfer.workload.sources import ChatRequest, Closed, Constant, Gamma, Poisson, Replay, Spread
 from tests.workload import virtual
+from tests.workload.mock import MockServer, Script, drawn
 
 pytestmark = pytest.mark.unit
 
