@@ -10,7 +10,7 @@ from hydrainfer.cache import CacheSet, CacheSizes, Wishes, share_memory
 from hydrainfer.core import Grammar, Lane, Role, SamplingParams, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
-from tests.scheduler.fakes import EMBED, KV, FakeDevice, Guess, expected_tokens, make_request
+from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice, Guess, expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
 
@@ -51,6 +51,7 @@ requests = st.lists(
     gap_s=st.sampled_from([None, 0.0, 0.003]),
     drafts=st.sampled_from([None, 0.0, 0.5, 0.9]),
     landing=st.sampled_from([0, 8, 60]),
+    tier=st.sampled_from([0, 0, 12, 400]),
     ahead=st.booleans(),
     eos=st.sampled_from([(), tuple(range(10, 25))]),
     seed=st.integers(0, 2**16),
@@ -72,6 +73,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     gap_s,
     drafts,
     landing,
+    tier,
     ahead,
     eos,
     seed,
@@ -89,10 +91,11 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     sizes = {spec: n for spec, n in sizes.items() if n}
     caches = CacheSet(*(share_memory(sizes, Wishes()) if elastic else CacheSizes(sizes)))
     hosted = CacheSet({spec: landing for spec in caches.specs.values() if landing and spec is not EMBED})
-    s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, hosted), []
     got, ended, cancelled, device = {}, set(), set(), FakeDevice()
     if drafts is not None:
         device = Guess(device, drafts, rng)
+    tiers = [DictTier(device, tier)] if tier else []
+    s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, hosted, tiers), []
     flying = {lane: [] for lane in Lane}  # batches, and which blocks their sequences held when they were launched
     todo = []
     for i, (n_text, pictures, max_tokens, arrives, cancel_at, sampling) in enumerate(specs):
@@ -150,7 +153,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
                 assert s.n_running <= running
             s.check()
         if len(added) == len(todo) and not (
-            any(flying.values()) or shifts or s.n_running or s.n_waiting or s.parking.n_live
+            any(flying.values()) or shifts or s.n_running or s.n_waiting or s.parking.n_live or s.fetching.live
         ):
             break
     else:
@@ -164,6 +167,8 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
             assert got[request.id] == expected_tokens(request)
     s.room.caches.check(idle=True)
     s.parking.caches.check(idle=True)
+    for kept in tiers:
+        kept.check_idle()
 
 
 def test_a_prefix_computed_before_is_not_computed_again():
