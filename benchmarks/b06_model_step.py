@@ -6,7 +6,7 @@ longer of its arithmetic at the rate of a large matrix product and its memory tr
 measured in every round on the same cores; the best round counts.
 
 Then the decoder's matrices alone, for several numbers of rows, in every way that this machine has to multiply them
-(`ops/products.py`), and how much slower than the best the one is that `ops/measured.py` chose.
+(`ops/cpu/products.py`), and how much slower than the best the one is that `ops/cpu/measured.py` chose.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from hydrainfer.machine import instruction_sets
 from hydrainfer.models import Model
 from hydrainfer.models.slots import Weight
 from hydrainfer.ops.build import load_kernels
-from hydrainfer.ops.int8 import int8_ways
-from hydrainfer.ops.measured import products
-from hydrainfer.ops.products import ways
+from hydrainfer.ops.cpu.int8 import int8_ways
+from hydrainfer.ops.cpu.measured import products
+from hydrainfer.ops.cpu.products import ways
 
 KERNELS = ("native", "torch")
 PASSES = 3  # over the decoder's matrices, per round; the fastest counts

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hydrainfer.ops.products import ways
+from hydrainfer.ops.cpu.products import ways
 from hydrainfer.planner.costs import ModelShape
 
 

@@ -4,6 +4,7 @@ included. Run by `tests/house.py`."""
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def circles(root: Path = ROOT) -> list[list[str]]:
     """Every set of files that reach each other by imports, by Tarjan's algorithm; sorted by name."""
     paths = {module_of(path, root): path for path in root.rglob("*.py")}
     edges = {module: sorted(set(imports_of(path, set(paths)))) for module, path in paths.items()}
+    sys.setrecursionlimit(10_000)  # a path may pass every file
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.models import Layers, Llama, PatchedPicture
+from hydrainfer.models import Decoder, Layers, PatchedPicture
 from hydrainfer.models.llava import LAYERS as LLAVA
 from hydrainfer.models.llava import LlavaVision
 
@@ -25,9 +25,9 @@ class PooledVision(LlavaVision):
         return [pooled(rows[None])[0] for rows in super().encode(pictures)]
 
 
-class ScaledLlama(Llama):
+class ScaledDecoder(Decoder):
     def embed(self, ids: Tensor) -> Tensor:
         return super().embed(ids) * SCALE
 
 
-LAYERS = Layers(LLAVA.canonical, PooledVision, ScaledLlama)
+LAYERS = Layers(LLAVA.canonical, PooledVision, ScaledDecoder)

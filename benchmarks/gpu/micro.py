@@ -36,7 +36,7 @@ from hydrainfer.config import ServeConfig
 from hydrainfer.core import CostModel, Role
 from hydrainfer.models import DTYPES, Model, attentions_of
 from hydrainfer.ops import OpSet, select_ops, torch_variants
-from hydrainfer.ops.flashinfer import FlashInfer
+from hydrainfer.ops.cuda.flashinfer import FlashInfer
 from hydrainfer.planner.costs import BatchShape, Hardware, cost_of
 from hydrainfer.planner.inputs import shape_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from hydrainfer.ops.flashinfer_modules import Module, modules_for
+from hydrainfer.ops.cuda.flashinfer_modules import Module, modules_for
 
 BF16 = torch.bfloat16
 MODULES = (

@@ -49,7 +49,7 @@ class Family(NamedTuple):
 
 
 def _text_only(decoder: Decoder) -> Family:
-    return Family(decoder.model_type, "hydrainfer.models.decoder:LAYERS", decoder)
+    return Family(decoder.model_type, "hydrainfer.models.text_only:LAYERS", decoder)
 
 
 _GEMMA = Decoder("gemma3_text", qk_norm=True, sliding="named", ropes=True, gemma=True)

@@ -4,9 +4,9 @@ Called by assemble (loading) and runtime (encode, embed, forward, logits). Knows
 block ownership. A new architecture is an entry in `checkpoint.FAMILIES` and a file that offers `Layers`.
 """
 
+from hydrainfer.models.decoder import Decoder, DeepRows, LastRows, LayerCache
 from hydrainfer.models.fingerprint import vision_fingerprint
 from hydrainfer.models.layers import Layers, layers_of
-from hydrainfer.models.llama import DeepRows, LastRows, LayerCache, Llama
 from hydrainfer.models.load import DTYPES, load_model
 from hydrainfer.models.model import Model, attentions_of, cache_specs
 from hydrainfer.models.picture import Bucket, Passes, PassSize, PatchedPicture, VisionTower
@@ -14,11 +14,11 @@ from hydrainfer.models.picture import Bucket, Passes, PassSize, PatchedPicture, 
 __all__ = [
     "DTYPES",
     "Bucket",
+    "Decoder",
     "DeepRows",
     "LastRows",
     "LayerCache",
     "Layers",
-    "Llama",
     "Model",
     "PassSize",
     "Passes",

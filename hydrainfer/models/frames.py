@@ -83,7 +83,7 @@ class FrameTower(ABC):
 
     @property
     def captures(self) -> bool:
-        return bool(self.sizes) and self._ops.captures_segments(self.config.hidden // self.config.heads)
+        return bool(self.sizes) and self._ops.replays_segments(self.config.hidden // self.config.heads)
 
     def compute(self, given: list[PatchedPicture]) -> Tensor:
         """Compute one pass: the rows [tokens of all pictures, width]."""

@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from hydrainfer.checkpoint import ModelConfig, family_of
-from hydrainfer.models.llama import Llama
+from hydrainfer.models.decoder import Decoder
 from hydrainfer.models.picture import PassSize, VisionTower
 
 
@@ -18,7 +18,7 @@ class Layers(NamedTuple):
 
     canonical: Callable[[str], str]
     vision: Callable[..., VisionTower] | None = None
-    language: Callable[..., Llama] = Llama
+    language: Callable[..., Decoder] = Decoder
     pass_size: Callable[[Any], PassSize] | None = None
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from hydrainfer.cache import CacheSpec, for_stage, specs_of
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.core import Role, Stage
+from hydrainfer.models.decoder import DeepRows, LastRows, LayerCache
 from hydrainfer.models.layers import layers_of
-from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import PatchedPicture, VisionTower
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import OpSet, PagedAttention, packing, pausing, stepping
@@ -51,7 +51,8 @@ class Model:
 
     def prepare(self) -> None:
         """Measure the fastest way to multiply many rows by each shape of weight. It takes up to a second for each
-        shape, and a request would have to wait for it. The result is kept for later starts (`ops/remembered.py`)."""
+        shape, and a request would have to wait for it. The result is kept for later starts
+        (`ops/cpu/remembered.py`)."""
         products = self.ops.products
         if products is None:
             return

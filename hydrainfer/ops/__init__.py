@@ -6,18 +6,16 @@ Called by models. Never holds weights, caches or state of requests; never decide
 from hydrainfer.ops.alone import alone, settle
 from hydrainfer.ops.batch import KV, AttentionBatch, Captured, GridRows, HeadNorms, Segments, starts_of, visible
 from hydrainfer.ops.build import build_cuda_kernels, cause, ninja_on_path
-from hydrainfer.ops.cuda import block_copier
-from hydrainfer.ops.experts import ExpertWeights
-from hydrainfer.ops.flashinfer import WORKSPACE_BYTES
-from hydrainfer.ops.flashinfer_modules import PagedAttention, modules_for
-from hydrainfer.ops.int8 import Int8Weight
+from hydrainfer.ops.cuda.flashinfer import WORKSPACE_BYTES
+from hydrainfer.ops.cuda.flashinfer_modules import PagedAttention, modules_for
+from hydrainfer.ops.cuda.kernels import block_copier
 from hydrainfer.ops.memory import rows_in_steps, weights, with_more_rows
-from hydrainfer.ops.native import Decode, PlainLayer
 from hydrainfer.ops.pinned import packed_bytes, to_device, to_host, upload
 from hydrainfer.ops.reference import norm_heads
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
-from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, packing, pausing, select_ops, stepping, variants
-from hydrainfer.ops.shortlist import Shortlist
+from hydrainfer.ops.select import OPERATORS, computes_sooner, packing, pausing, select_ops, stepping, variants
+from hydrainfer.ops.table import OpSet
+from hydrainfer.ops.weights import Decode, ExpertWeights, Int8Weight, PlainLayer, Shortlist
 
 __all__ = [
     "KV",

@@ -22,7 +22,7 @@ import torch
 from hydrainfer.config import cache_folder
 from hydrainfer.config.shipped import shipped
 from hydrainfer.core import ConfigError
-from hydrainfer.ops.native import Kernels
+from hydrainfer.ops.cpu.native import Kernels
 
 _log = logging.getLogger(__name__)
 _HOW_LONG = "ten seconds where the cores are free, else up to a minute"

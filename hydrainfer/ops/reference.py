@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.ops.batch import KV, AttentionBatch, GridRows, HeadNorms, Segments, visible
-from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.memory import rows_in_steps
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, state_of
-
-if TYPE_CHECKING:
-    from hydrainfer.ops.select import OpSet
+from hydrainfer.ops.table import OpSet
+from hydrainfer.ops.weights import ExpertWeights
 
 _UNIT_EPS = 1e-6  # in the normalisation of queries and keys to unit length
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from hydrainfer.config.schema import Quantization
-from hydrainfer.ops import delta_chunks, native, reference, torch_variants
+from hydrainfer.ops import delta_chunks, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
-from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
-from hydrainfer.ops.experts import ExpertWeights
-from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
-from hydrainfer.ops.flashinfer_modules import PagedAttention
-from hydrainfer.ops.int8 import Int8Products, Int8Weight
-from hydrainfer.ops.measured import Products, faster_than_float32, products
-from hydrainfer.ops.measured_attention import fastest_in_segments
+from hydrainfer.ops.cpu.int8 import Int8Products
+from hydrainfer.ops.cpu.measured import faster_than_float32, products
+from hydrainfer.ops.cpu.measured_attention import fastest_in_segments
+from hydrainfer.ops.cpu.native import Kernels
+from hydrainfer.ops.cpu.products import WAYS, pack, packed_linear, ways
+from hydrainfer.ops.cuda.flashinfer import FlashInfer, find_flashinfer
+from hydrainfer.ops.cuda.flashinfer_modules import PagedAttention
+from hydrainfer.ops.cuda.kernels import CudaKernels, cuda_kernels
 from hydrainfer.ops.memory import rows_in_steps, with_more_rows
-from hydrainfer.ops.products import WAYS, pack, packed_linear, ways
-from hydrainfer.ops.shortlist import Shortlist
+from hydrainfer.ops.table import OpSet, Products
+from hydrainfer.ops.weights import ExpertWeights, Int8Weight
 
 
 class Need(NamedTuple):
@@ -33,8 +34,8 @@ class Need(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     head_dim: int
-    native: native.Kernels | None
-    products: Products | Int8Products | None = None
+    native: Kernels | None
+    products: Products | None = None
     segments: str | None = None
     cuda: CudaKernels | None = None
     flashinfer: FlashInfer | None = None
@@ -48,75 +49,6 @@ class Variant(NamedTuple):
     name: str
     supports: Callable[[Need], bool]
     make: Callable[[Need], Callable]
-
-
-@dataclass(frozen=True, slots=True)
-class OpSet:
-    """The chosen functions, each with its reference's signature, and the names of the variants behind them."""
-
-    linear: Callable
-    linear_add: Callable
-    rms_norm: Callable
-    rms_norm_wide: Callable
-    silu_and_mul: Callable
-    gelu_tanh_and_mul: Callable
-    clamped_swiglu: Callable
-    quick_gelu: Callable
-    rope: Callable
-    rope_write_kv: Callable
-    norm_rope: Callable
-    norm_rope_write_kv: Callable
-    prepare: Callable
-    attention: Callable
-    attention_segments: Callable
-    short_conv: Callable
-    grid_conv: Callable
-    gated_delta: Callable
-    experts: Callable
-    chosen: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...] = ()
-    products: Products | Int8Products | None = None
-    int8: bool = False
-    """Whether `linear` and `linear_add` also take an `Int8Weight`, so that a decoder's weights can be int8."""
-    decoder: Callable[[Sequence[native.PlainLayer], int, float, float], native.Decode] | None = None
-    """`Kernels.decoder`, for batches of only a few decodes; None where it is not faster."""
-    decoder_rows: Callable[[int], int] = lambda _: 0
-    """The most decodes that `decoder` is used for, given the number of elements of a layer's weights."""
-    likeliest: Callable[[Tensor, Tensor, Shortlist], Tensor] | None = None
-    """`Kernels.likeliest`, for up to `likeliest_rows` rows; None where it is not faster."""
-    likeliest_rows: int = 0
-
-    @property
-    def captures(self) -> bool:
-        """Whether attention can be part of a CUDA graph, because it is planned beforehand."""
-        return ("attention", "flashinfer") in self.chosen
-
-    @property
-    def captures_experts(self) -> bool:
-        """Whether experts can be part of a CUDA graph, because they do not wait for the device."""
-        return ("experts", "torch-grouped") in self.chosen
-
-    @property
-    def captures_scans(self) -> bool:
-        """Whether models with recurrent layers can be part of a CUDA graph, whose padding rows leave nothing
-        (`ScanBatch.captured`, `AttentionBatch.skips`)."""
-        ops = "short_conv", "gated_delta", "rope_write_kv", "norm_rope_write_kv"
-        return {(op, "native-cuda") for op in ops} <= {*self.chosen}
-
-    @property
-    def captures_grids(self) -> bool:
-        """Whether a CUDA graph of `grid_conv` can be replayed with other grids than the captured ones, for kernels of
-        3 x 3."""
-        return ("grid_conv", "native-cuda") in self.chosen
-
-    def captures_segments(self, head_dim: int) -> bool:
-        """Whether a CUDA graph of `attention_segments` can be replayed with other segment lengths than the captured
-        ones."""
-        return ("attention_segments", "torch-varlen") in self.chosen and torch_variants.takes_varlen(head_dim)
-
-    def describe(self) -> list[tuple[str, str]]:
-        """(operator, variant) for the table printed at start; "decoder" where layers are computed in one call."""
-        return [*self.chosen, *([] if self.decoder is None else [("decoder", "native-cpu")])]
 
 
 _SHORTLISTED = {torch.float32: 8, torch.bfloat16: 2}
@@ -296,12 +228,17 @@ def variants(op: str) -> list[Variant]:
             Variant("reference", _always, _torch(reference.experts)),
         ]
     supports = _native_segments if op == "attention_segments" else _native
-    found = [Variant("native-cpu", supports, _kernel(op))] if hasattr(native.Kernels, op) else []
+    found = [Variant("native-cpu", supports, _kernel(op))] if hasattr(Kernels, op) else []
     if hasattr(CudaKernels, op):
         found.append(Variant("native-cuda", _cuda, lambda need: getattr(need.cuda, op)))
     if op in ("prepare", "attention"):
         found.append(Variant("flashinfer", _flashinfer, lambda need: getattr(need.flashinfer, op)))
     return [*found, *faster.get(op, ()), Variant("reference", _always, _torch(getattr(reference, op)))]
+
+
+def _replays_segments(attention: Variant) -> Callable[[int], bool]:
+    """`OpSet.replays_segments` of the chosen variant."""
+    return torch_variants.takes_varlen if attention.name == "torch-varlen" else lambda _: False
 
 
 def select_ops(
@@ -361,4 +298,5 @@ def select_ops(
         decoder_rows=need.products.decoder_rows if kernels and few and need.products else lambda _: 0,
         likeliest=kernels.likeliest if kernels and shortlisted else None,
         likeliest_rows=shortlisted,
+        replays_segments=_replays_segments(chosen["attention_segments"]),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +10,8 @@ from torch import Tensor
 
 from hydrainfer.ops import reference
 from hydrainfer.ops.batch import KV, AttentionBatch, Segments
-from hydrainfer.ops.experts import ExpertWeights
-
-if TYPE_CHECKING:
-    from hydrainfer.ops.select import OpSet
+from hydrainfer.ops.table import OpSet
+from hydrainfer.ops.weights import ExpertWeights
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-// The CPU kernels behind hydrainfer.ops.native. Threads come from the OpenMP pool that torch uses, so
+// The CPU kernels behind hydrainfer.ops.cpu.native. Threads come from the OpenMP pool that torch uses, so
 // torch.set_num_threads in the calling thread applies here, too.
 #include <omp.h>
 #include <tvm/ffi/container/array.h>
@@ -320,7 +320,7 @@ void experts(TensorView x, TensorView chosen, TensorView weights, TensorView gat
 
 using Tensors = Array<Optional<Tensor>>;
 
-// The tensors of a layer in the order of hydrainfer.ops.native.PlainLayer.
+// The tensors of a layer in the order of hydrainfer.ops.cpu.native.PlainLayer.
 template <class T, class Q>
 DecoderLayer<T, Q> layer_of(const Tensors& tensors) {
   const auto at = [&](int64_t i, auto zero) -> decltype(zero)* {

@@ -1,4 +1,4 @@
-// The CUDA kernels behind hydrainfer.ops.cuda, on the stream that is torch's current one.
+// The CUDA kernels behind hydrainfer.ops.cuda.kernels, on the stream that is torch's current one.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hydrainfer.assemble import prebuilt
 from hydrainfer.cli import app
 from hydrainfer.core import ConfigError
-from hydrainfer.ops.flashinfer_modules import Module
+from hydrainfer.ops.cuda.flashinfer_modules import Module
 
 pytestmark = pytest.mark.cpu
 MODELS = Path(__file__).parents[2] / "configs" / "models"

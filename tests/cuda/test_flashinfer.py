@@ -15,8 +15,8 @@ from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
 from hydrainfer.models import attentions_of
 from hydrainfer.ops import KV, AttentionBatch, Captured, PagedAttention, reference, select
-from hydrainfer.ops.flashinfer import find_flashinfer
-from hydrainfer.ops.flashinfer_modules import Module, modules_for
+from hydrainfer.ops.cuda.flashinfer import find_flashinfer
+from hydrainfer.ops.cuda.flashinfer_modules import Module, modules_for
 from tests.checkpoints import make_llava
 from tests.cuda.fake import CUDA, fake_cuda
 from tests.cuda.wrappers import CPU, Backend, WrapperDouble

@@ -12,8 +12,8 @@ import torch
 from hydrainfer.checkpoint import read_config
 from hydrainfer.models import PatchedPicture
 from hydrainfer.models.clip import ClipLayer
+from hydrainfer.models.decoder import Decoder
 from hydrainfer.models.lfm3_tower import Lfm3Vision
-from hydrainfer.models.llama import Llama
 from hydrainfer.models.qwen_tower import QwenVision
 from tests.cuda.fake import fake_cuda
 from tests.cuda.test_path import MODELS, PICTURES, FakeRig, decode, kernels
@@ -39,7 +39,7 @@ LIMITS = {  # launches per layer of a decode step, and of the tower
     "gpt-oss-20b": (30, None),
     "qwen3-next-80b-a3b": (40, None),
 }
-LAYERS = ((Llama, "_layer"), (QwenVision, "_run"), (ClipLayer, "run"), (Lfm3Vision, "_run"))
+LAYERS = ((Decoder, "_layer"), (QwenVision, "_run"), (ClipLayer, "run"), (Lfm3Vision, "_run"))
 
 
 class Counts:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hydrainfer.ops import KV, DeltaLayer, HeadNorms, ScanBatch, reference, select_ops
-from hydrainfer.ops.cuda import CudaKernels
+from hydrainfer.ops.cuda.kernels import CudaKernels
 from tests.ops.test_scan import batch_of
 from tests.ops.test_variants import close, paged, random
 

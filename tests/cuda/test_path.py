@@ -28,7 +28,7 @@ from hydrainfer.grammar import Guided
 from hydrainfer.models import Model, PatchedPicture
 from hydrainfer.models.qwen_tower import QwenVision
 from hydrainfer.ops import ScanBatch, select, select_ops, torch_variants, upload
-from hydrainfer.ops.cuda import CudaKernels
+from hydrainfer.ops.cuda.kernels import CudaKernels
 from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_passes_for, graphs
 from hydrainfer.runtime.graphs import PassGraphs
 from hydrainfer.runtime.packing import PackedTokens, pack_tokens

@@ -7,8 +7,8 @@ import itertools
 import torch
 
 from hydrainfer.ops import reference
-from hydrainfer.ops.flashinfer import FlashInfer
-from hydrainfer.ops.flashinfer_modules import Module
+from hydrainfer.ops.cuda.flashinfer import FlashInfer
+from hydrainfer.ops.cuda.flashinfer_modules import Module
 
 CPU = torch.device("cpu")
 

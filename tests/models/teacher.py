@@ -6,7 +6,7 @@ import torch
 
 from hydrainfer.core import Stage
 from hydrainfer.models import LayerCache, Model, PatchedPicture
-from hydrainfer.models.llama import LastRows
+from hydrainfer.models.decoder import LastRows
 from hydrainfer.ops import AttentionBatch, ScanBatch, ScanRows
 from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures import MediaLimits, from_image

@@ -11,7 +11,7 @@ import torch
 from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
 from hydrainfer.models import PatchedPicture, load_model
-from hydrainfer.models.llama import LastRows
+from hydrainfer.models.decoder import LastRows
 from hydrainfer.ops import select_ops
 from hydrainfer.ops.reference import experts
 from tests.checkpoints import make_llava

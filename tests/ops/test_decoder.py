@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hydrainfer.ops import KV, AttentionBatch, Int8Weight, PlainLayer
 from hydrainfer.ops.build import load_kernels
-from hydrainfer.ops.native import Kernels
+from hydrainfer.ops.cpu.native import Kernels
 from tests.ops.test_variants import DTYPES, paged, random
 
 pytestmark = pytest.mark.cpu

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydrainfer.ops import Int8Weight, int8, select_ops
+from hydrainfer.ops import Int8Weight, select_ops
 from hydrainfer.ops.build import load_kernels
-from hydrainfer.ops.int8 import int8_ways
+from hydrainfer.ops.cpu import int8
+from hydrainfer.ops.cpu.int8 import int8_ways
 from tests.ops.test_variants import DTYPES, close, compiled, random
 
 pytestmark = pytest.mark.cpu

@@ -11,9 +11,10 @@ import torch
 
 from hydrainfer.assemble.sizes import dtype_of
 from hydrainfer.config import ServeConfig
-from hydrainfer.ops import measured, remembered, select_ops
-from hydrainfer.ops.measured import ROWS, Products, ProductSeconds, fastest
-from hydrainfer.ops.products import Way
+from hydrainfer.ops import select_ops
+from hydrainfer.ops.cpu import measured, remembered
+from hydrainfer.ops.cpu.measured import ROWS, ProductSeconds, WideProducts, fastest
+from hydrainfer.ops.cpu.products import Way
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ def ways(*names: str) -> dict[str, Way]:
 
 def test_the_choice_goes_by_rows_and_size():
     few, many = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 6.0, "onednn": 3.0}
-    chosen = Products(
+    chosen = WideProducts(
         ProductSeconds(times(few, few), times(few, many)), ways("native-cpu", "onednn"), torch.bfloat16, no_race
     )
     small, large = torch.empty(4, 4), torch.empty(2048, 1024)
@@ -57,7 +58,7 @@ def test_many_rows_go_by_the_shape_of_a_large_weight():
     seconds = times(
         {"native-cpu": 1.0, "native-many": 9.0, "onednn": 9.0}, {"native-cpu": 9.0, "native-many": 3.0, "onednn": 2.0}
     )
-    products = Products(ProductSeconds(seconds, seconds), ways(*seconds[1]), torch.bfloat16, race)
+    products = WideProducts(ProductSeconds(seconds, seconds), ways(*seconds[1]), torch.bfloat16, race)
     wide, deep, huge = torch.empty(4096, 768), torch.empty(768, 2048), torch.empty(32000, 4096, device="meta")
     many = {"wide": wide, "deep": deep, "huge": huge, "small": torch.empty(256, 256)}
     taken = {name: [products.linear(torch.empty(n, 4), w) for n in (1, 256, 257)] for name, w in many.items()}
@@ -78,7 +79,7 @@ def test_a_shape_that_cannot_be_remembered_goes_the_usual_way():
         raise OSError("No space left on device")
 
     seconds = times({}, {"native-many": 3.0, "onednn": 2.0}, 0)
-    products = Products(ProductSeconds(seconds, seconds), ways("native-many", "onednn"), torch.bfloat16, race)
+    products = WideProducts(ProductSeconds(seconds, seconds), ways("native-many", "onednn"), torch.bfloat16, race)
     assert products.linear(torch.empty(600, 4), torch.empty(4096, 768)) == "onednn"
 
 
@@ -86,7 +87,7 @@ def test_small_layers_are_computed_in_one_call_for_more_rows():
     """One call saves those of the operators. The longer the products take, the less that counts."""
     ours = {1: 9e-5, 2: 9e-5, 4: 9e-5, 8: 1.2e-4, 16: 2e-4, 32: 4e-4, 64: 1e-3, 256: 1e-3}
     seconds = {rows: {"native-cpu": s, "native-many": 1e-4} for rows, s in ours.items()}
-    products = Products(ProductSeconds(seconds, seconds), ways("native-cpu", "native-many"), torch.float32, no_race)
+    products = WideProducts(ProductSeconds(seconds, seconds), ways("native-cpu", "native-many"), torch.float32, no_race)
     assert products.native_rows == 4
     assert [products.decoder_rows(n << 20) for n in (0, 4, 8, 64)] == [256, 16, 8, 4]
 
@@ -95,7 +96,9 @@ def test_code_is_compiled_where_onednn_multiplies():
     """Also if it is slower for large weights, or for the most rows: a small model has no large ones."""
     ours, theirs = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 2.0, "onednn": 1.0}
     found = ways("native-cpu", "onednn")
-    products = Products(ProductSeconds(times(ours, theirs, 32), times(theirs, ours, 64)), found, torch.float32, no_race)
+    products = WideProducts(
+        ProductSeconds(times(ours, theirs, 32), times(theirs, ours, 64)), found, torch.float32, no_race
+    )
     small, large = torch.empty(4, 4), torch.empty(2048, 1024)
     by_rows = {rows: [products.compiles(torch.empty(rows, 4), w) for w in (small, large)] for rows in (8, 64, 65, 300)}
     assert by_rows == {8: [False, True], 64: [True, True], 65: [True, False], 300: [True, False]}
@@ -103,7 +106,7 @@ def test_code_is_compiled_where_onednn_multiplies():
 
 def test_weights_are_packed_where_onednn_multiplies_many_rows():
     ours, theirs = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 2.0, "onednn": 1.0}
-    products = Products(
+    products = WideProducts(
         ProductSeconds(times(ours, ours), times(ours, theirs)), ways("native-cpu", "onednn"), torch.float32, no_race
     )
     assert [products.packs(torch.empty(shape)) for shape in ((4, 4), (2048, 1024))] == [False, True]

@@ -28,8 +28,8 @@ from hydrainfer.ops import (
     visible,
 )
 from hydrainfer.ops.build import _build_folder, build_resampler, load_kernels
+from hydrainfer.ops.cpu.products import ways
 from hydrainfer.ops.memory import empty_rows, rows_in_steps, with_more_rows
-from hydrainfer.ops.products import ways
 from hydrainfer.ops.reference import write_kv
 
 pytestmark = pytest.mark.cpu

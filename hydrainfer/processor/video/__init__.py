@@ -6,7 +6,8 @@ resized.
 """
 
 from hydrainfer.processor.video.file import VideoLimits
-from hydrainfer.processor.video.frames import FrameSize, Video, VideoBackend, open_video
+from hydrainfer.processor.video.frames import Video, VideoBackend, open_video
+from hydrainfer.processor.video.source import FrameSize
 
 __all__ = [
     "FrameSize",

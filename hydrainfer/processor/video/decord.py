@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import decord
 
 from hydrainfer.processor.video.file import Stopwatch, damaged
-from hydrainfer.processor.video.frames import Keep, VideoSource
 from hydrainfer.processor.video.pyav import PyavDecoder
+from hydrainfer.processor.video.source import Keep, VideoSource
 
 _CODECS = ("h264", "vp8", "vp9")  # for H.265 and MPEG-4 decord returns neighbouring frames after a seek
 _AT_ONCE = 4  # frames between two checks of the time limit

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hydrainfer.processor.video.file import Stopwatch, damaged, frames_of, opened
-from hydrainfer.processor.video.frames import Keep, VideoSource
+from hydrainfer.processor.video.source import Keep, VideoSource
 
 _SKIPPING = ("h264", "hevc", "mpeg4", "vp8", "vp9")  # decoders whose skip_frame can change from packet to packet
 

@@ -8,7 +8,9 @@ import pytest
 from PIL import Image
 
 from hydrainfer.core import DeadlineExceeded, MediaError, RequestTooLarge
-from hydrainfer.processor.video.frames import FrameSize, VideoFacts, VideoLimits, open_video
+from hydrainfer.processor.video.file import VideoLimits
+from hydrainfer.processor.video.frames import open_video
+from hydrainfer.processor.video.source import FrameSize, VideoFacts
 from tests.processor.video.videos import all_frames, make_sound, make_video, turned, with_duration
 
 pytestmark = pytest.mark.cpu

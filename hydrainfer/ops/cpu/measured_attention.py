@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from hydrainfer.ops.batch import Segments
-from hydrainfer.ops.native import Kernels
-from hydrainfer.ops.remembered import remembered
+from hydrainfer.ops.cpu.native import Kernels
+from hydrainfer.ops.cpu.remembered import remembered
 from hydrainfer.ops.torch_variants import attention_segments_sdpa
 
 _PICTURES, _HEADS, _DIM = (577, 577), 8, 64  # as CLIP's at 336 pixels

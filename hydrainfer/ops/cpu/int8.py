@@ -3,69 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hydrainfer.ops.measured import Chosen, Products, measured_ways, race_of
-from hydrainfer.ops.memory import weights
-from hydrainfer.ops.native import Kernels
-from hydrainfer.ops.products import Way
+from hydrainfer.ops.cpu.measured import Chosen, WideProducts, measured_ways, race_of
+from hydrainfer.ops.cpu.native import Kernels
+from hydrainfer.ops.cpu.products import Way
+from hydrainfer.ops.weights import Int8Weight
 
 _SLICE_BYTES = 4 << 20
 """Weights are widened in slices of this size, so that the product reads them from a cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """A weight [out, in]: `values` [out, in] int8 times `scales` [out] float32. The largest value of a row is 127 or
-    -127."""
-
-    values: Tensor
-    scales: Tensor
-
-    @classmethod
-    def empty(cls, shape: tuple[int, int], device: torch.device) -> Int8Weight:
-        return cls(
-            weights(shape, torch.int8, device),
-            torch.empty(shape[0], dtype=torch.float32, device=device),
-        )
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.values.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes + self.scales.nbytes
-
-    def numel(self) -> int:
-        return self.values.numel()
-
-    def __getitem__(self, rows: slice | Tensor) -> Int8Weight:
-        return Int8Weight(self.values[rows], self.scales[rows])
-
-    def split(self, sizes: Sequence[int]) -> list[Int8Weight]:
-        return [Int8Weight(*parts) for parts in zip(self.values.split(sizes), self.scales.split(sizes))]
-
-    def take(self, rows: Tensor) -> None:
-        """Fill from a wide weight [out, in], rounded to the nearest step."""
-        wide = rows.float()
-        self.scales.copy_(wide.abs().amax(1) / 127)
-        self.values.copy_((wide / self.scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
-
-    def wide(self, dtype: torch.dtype) -> Tensor:
-        """The weight [out, in] in `dtype`."""
-        return (self.values.float() * self.scales[:, None]).to(dtype)
 
 
 class Int8Products:
     """`linear` and `linear_add` for both kinds of weight: tensors as `wide` does, int8 weights by the fastest way for
     each number of rows."""
 
-    def __init__(self, wide: Products, dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> None:
+    def __init__(
+        self, wide: WideProducts, dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None
+    ) -> None:
         found = int8_ways(wide, kernels)
 
         def weights(n_bytes: int, shape: tuple[int, int]) -> list[Int8Weight]:
@@ -95,7 +52,7 @@ class Int8Products:
         return self._narrow.decoder_rows(n_elements)
 
     def prepare(self, weight: Tensor | Int8Weight) -> None:
-        """As `Products.prepare`."""
+        """As `WideProducts.prepare`."""
         if isinstance(weight, Tensor):
             self._wide.prepare(weight)
         elif self._narrow.way_of_many(weight).name == "widened":
@@ -103,7 +60,7 @@ class Int8Products:
                 self._wide.prepare(part)
 
     def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
-        """`Products.compiles` for both kinds of weight. Int8 weights count only if they are widened first."""
+        """`WideProducts.compiles` for both kinds of weight. Int8 weights count only if they are widened first."""
         if isinstance(weight, Tensor):
             return self._wide.compiles(x, weight)
         widened = self._narrow.way(x, weight).name == "widened"
@@ -116,7 +73,7 @@ class Int8Products:
         return [torch.empty((rows, k), dtype=self._dtype, device="meta") for rows in (min(step, n), n % step) if rows]
 
     def packs(self, weight: Tensor) -> bool:
-        """`Products.packs` for wide weights."""
+        """`WideProducts.packs` for wide weights."""
         return self._wide.packs(weight)
 
     def describe(self) -> list[str]:
@@ -128,7 +85,7 @@ def _rows_of_slice(width: int, dtype: torch.dtype) -> int:
     return max(1, _SLICE_BYTES // (dtype.itemsize * width))
 
 
-def int8_ways(wide: Products, kernels: Kernels | None) -> dict[str, Way]:
+def int8_ways(wide: WideProducts, kernels: Kernels | None) -> dict[str, Way]:
     """The ways to multiply an int8 weight on this machine: our kernels for few and for many rows, and "widened"."""
 
     def linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,7 @@ from hydrainfer.ops import delta_chunks, reference, torch_variants
 from hydrainfer.ops.batch import KV, AttentionBatch, GridRows, HeadNorms
 from hydrainfer.ops.build import load_cuda_kernels
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch
-
-if TYPE_CHECKING:
-    from hydrainfer.ops.select import OpSet
+from hydrainfer.ops.table import OpSet
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ACCESS = 16  # bytes: what the kernels load and store at once

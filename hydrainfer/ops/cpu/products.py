@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hydrainfer.ops import reference
+from hydrainfer.ops.cpu.native import Kernels
 from hydrainfer.ops.memory import give_back
-from hydrainfer.ops.native import Kernels
 
 _SLICE_BYTES = 32 << 20
 """Weights are widened to float32 in slices of this size."""

@@ -9,18 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 from torch import Tensor
 
-from hydrainfer.ops.native import Kernels
-from hydrainfer.ops.products import WAYS, Way, ways
-from hydrainfer.ops.remembered import remembered
-
-if TYPE_CHECKING:
-    from hydrainfer.ops.int8 import Int8Weight
+from hydrainfer.ops.cpu.native import Kernels
+from hydrainfer.ops.cpu.products import WAYS, Way, ways
+from hydrainfer.ops.cpu.remembered import remembered
+from hydrainfer.ops.weights import Int8Weight
 
 _log = logging.getLogger(__name__)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
@@ -123,7 +120,7 @@ class Chosen:
         return ", ".join([*parts, f"{runs[-1][0]} above" if parts else runs[-1][0]])
 
 
-class Products:
+class WideProducts:
     """`linear` and `linear_add` by the fastest way for each number of rows."""
 
     def __init__(self, measured: ProductSeconds, found: Mapping[str, Way], dtype: torch.dtype, race: Race) -> None:
@@ -167,11 +164,11 @@ class Products:
         return [self._chosen.ranges(), f"(weights at 1 row, {ROWS[-1]} rows: {'; '.join(rates)})"]
 
 
-def products(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> Products:
+def products(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> WideProducts:
     """The products for this dtype, measured with this many threads (default: torch's current number). The first call on
     a machine takes up to a second."""
     race = race_of(str(dtype), dtype, _weights_of(dtype), kernels.build if kernels else "", threads)
-    return Products(_measured(dtype, kernels, threads), ways(dtype, kernels), dtype, race)
+    return WideProducts(_measured(dtype, kernels, threads), ways(dtype, kernels), dtype, race)
 
 
 def faster_than_float32(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> bool:

@@ -23,7 +23,7 @@ from hydrainfer.ops import reference, torch_variants
 from hydrainfer.ops.alone import alone
 from hydrainfer.ops.batch import KV, AttentionBatch, Captured
 from hydrainfer.ops.build import cause, ninja_on_path
-from hydrainfer.ops.flashinfer_modules import Module, PagedAttention, make_wrapper
+from hydrainfer.ops.cuda.flashinfer_modules import Module, PagedAttention, make_wrapper
 from hydrainfer.ops.pinned import to_device
 
 WORKSPACE_BYTES = 128 << 20

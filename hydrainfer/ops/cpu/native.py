@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hydrainfer.ops import delta_chunks, reference, torch_variants
 from hydrainfer.ops.batch import KV, AttentionBatch, Segments
-from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.memory import empty_rows
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch
-
-if TYPE_CHECKING:
-    from hydrainfer.ops.int8 import Int8Weight
-    from hydrainfer.ops.select import OpSet
-    from hydrainfer.ops.shortlist import Shortlist
+from hydrainfer.ops.table import OpSet
+from hydrainfer.ops.weights import Decode, ExpertWeights, Int8Weight, PlainLayer, Shortlist
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class PlainLayer(NamedTuple):
-    """A decoder layer that adds `out(attention(qkv(norm(x))))` to x, then `down(silu(gate) * up)` of
-    `gate_up(norm(x))`. Norms are RMS norms. `q_norm` and `k_norm`, unless None, apply to each head before RoPE. `sinks`
-    float32 [heads], as in `attention`. Each matrix is followed by its bias or None."""
-
-    input_norm: Tensor
-    mlp_norm: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    sinks: Tensor | None
-    qkv: Tensor | Int8Weight
-    qkv_bias: Tensor | None
-    out: Tensor | Int8Weight
-    out_bias: Tensor | None
-    gate_up: Tensor | Int8Weight
-    gate_up_bias: Tensor | None
-    down: Tensor | Int8Weight
-    down_bias: Tensor | None
-
-
-class Decode(Protocol):
-    """A function that runs rows through consecutive layers. All rows are decodes of `batch`."""
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, caches: Sequence[KV], batch: AttentionBatch) -> None:
-        """`x` [rows, hidden], contiguous, is overwritten. `cos`, `sin`: see `rope`. `caches`: one per layer."""
 
 
 class Kernels:
