@@ -73,7 +73,7 @@ class _HttpServer(uvicorn.Server):
         super().__init__(config)
         self._sessions, self._lost = instance.sessions, instance.engine.lost
         self._drain_s = instance.config.drain_s
-        waiting = instance.sessions.admission.waiting
+        waiting = instance.sessions.overload.waiting
         self._stats = StatsLine(instance.engine.instances, instance.recorder, waiting, instance.config.stats_s)
         self._on_ready, self._say = on_ready, say
         self.on_hang_up: Callable[[], None] = lambda: None

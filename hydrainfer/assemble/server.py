@@ -42,7 +42,7 @@ from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.scheduler import Policy
-from hydrainfer.server import AdmissionControl, Intake, Sessions, Traces, open_traces
+from hydrainfer.server import Intake, OverloadControl, Sessions, Traces, open_traces
 from hydrainfer.storage import check_transport
 
 _QUEUE_S = 10.0  # of waiting work, if no SLO limits it
@@ -153,9 +153,9 @@ def _settled(config: ServeConfig, model: ModelConfig) -> ServeConfig:
     return msgspec.structs.replace(config, dtype=dtype_of(config, device, model.dtype))
 
 
-def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[InstanceSpec]) -> AdmissionControl:
+def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[InstanceSpec]) -> OverloadControl:
     slo = inline_slo(config.slo)
-    return AdmissionControl(
+    return OverloadControl(
         time.monotonic,
         longest_s=config.max_queue_s or min((slo and slo.ttft_s) or _QUEUE_S, config.request_timeout_s),
         max_requests=config.max_waiting,

@@ -79,11 +79,11 @@ class RayLauncher:
         self._revived_s: list[float] = []  # when Ray was started again, lately
         self._ended = ""  # why it had to be
         # Ray's daemons die with the thread that starts them. Ray sets signal handlers only if that is the main thread.
-        self._keeper = ThreadPoolExecutor(1, "ray")
+        self._ray_thread = ThreadPoolExecutor(1, "ray")
 
     def start(self, plans: Sequence[NodePlan], on_gone: Gone) -> None:
         self._on_gone, self._plans = on_gone, plans
-        self._keeper.submit(self._connect, plans).result()
+        self._ray_thread.submit(self._connect, plans).result()
         self._launch(plans, len(plans))
 
     def _launch(self, plans: Sequence[NodePlan], n_instances: int) -> None:
@@ -143,16 +143,16 @@ class RayLauncher:
 
     def remove(self, name: str) -> None:
         self._plans = [plan for plan in self._plans if plan.name != name]
-        self._keeper.submit(self._dismiss, self.actors.pop(name))
+        self._ray_thread.submit(self._dismiss, self.actors.pop(name))
 
     def close(self, timeout_s: float) -> None:
         if self._closing:
             return
         self._closing = True
-        self._keeper.submit(self._end, time.monotonic() + timeout_s).result()
-        self._keeper.shutdown()
+        self._ray_thread.submit(self._end, time.monotonic() + timeout_s).result()
+        self._ray_thread.shutdown()
 
-    # ---- on the keeper's thread
+    # ---- on Ray's thread
 
     def _connect(self, plans: Sequence[NodePlan]) -> None:
         for key, value in (_SETTINGS | (_LOOPBACK if self._address is None else {})).items():
@@ -310,7 +310,7 @@ class RayLauncher:
             reason = f"{_DAEMONS[kind]} ({kind}) has ended ({how})"
         if not self._closing:
             with suppress(RuntimeError):  # it was closed meanwhile
-                self._keeper.submit(self._revive, reason, folder)
+                self._ray_thread.submit(self._revive, reason, folder)
 
     def _ask(self, name: str, incarnation: int) -> None:
         """Call `outlast` on the actor, which returns when this incarnation is over."""

@@ -6,14 +6,14 @@ Of the scheduler it knows only the rank by which requests wait; of tensors and c
 """
 
 from hydrainfer.server.app import ServerSettings, create_app
-from hydrainfer.server.door import AdmissionControl, Connection, Tenants
+from hydrainfer.server.door import Connection, OverloadControl, Tenants
 from hydrainfer.server.http import StatsLine, read_origins, written_logs
 from hydrainfer.server.live import Intake, Sessions, TokenStream, Traces, open_traces
 
 __all__ = [
-    "AdmissionControl",
     "Connection",
     "Intake",
+    "OverloadControl",
     "ServerSettings",
     "Sessions",
     "StatsLine",

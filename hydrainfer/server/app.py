@@ -85,7 +85,7 @@ def create_app(
     )
     app.openapi = lambda: describe(app, settings.root_path, spoken)  # type: ignore[method-assign]
     install_error_handlers(app, spoken)
-    door = app.state.door = Door(intake.sessions.admission, tenants, spoken, settings.max_connections)
+    door = app.state.door = Door(intake.sessions.overload, tenants, spoken, settings.max_connections)
     app.add_middleware(Gate, door=door, timeout_s=intake.timeout_s, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Farewell, protocols=spoken)
     if settings.allowed_origins:
@@ -130,7 +130,7 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     @router.get("/ready", summary="Whether new requests are taken")
     async def ready() -> Response:
         draining = {"status": "draining", "live": intake.sessions.n_live}
-        why_not = draining if intake.sessions.admission.closed else trouble(instances(), settings.stall_s)
+        why_not = draining if intake.sessions.overload.closed else trouble(instances(), settings.stall_s)
         if why_not is None:
             return json_response({"status": "ready"})
         return json_response(why_not, 503, {"Retry-After": _RETRY_AFTER_S})

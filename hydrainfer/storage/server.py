@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from hydrainfer.core import SeldomLog
-from hydrainfer.storage.frames import Attach, Granted, Join, Read, Refused
+from hydrainfer.storage.packets import Attach, Granted, Join, Read, Refused
 from hydrainfer.storage.staging import outgoing
 from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import TIMEOUT_S, TransportError, compute_alone, find

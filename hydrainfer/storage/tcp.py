@@ -9,7 +9,7 @@ from contextlib import closing
 import torch
 
 from hydrainfer.core import ExportHandle
-from hydrainfer.storage.frames import MAX_PIECES, Granted, Read
+from hydrainfer.storage.packets import MAX_PIECES, Granted, Read
 from hydrainfer.storage.staging import incoming
 from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, PeerTransport, TransportError, pieces_of

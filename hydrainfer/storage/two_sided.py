@@ -21,7 +21,7 @@ import torch
 from torch import distributed as dist
 
 from hydrainfer.core import ExportHandle
-from hydrainfer.storage.frames import MAX_PIECES, Frame, Granted, Join, Pull, Put, Sent
+from hydrainfer.storage.packets import MAX_PIECES, Granted, Join, Packet, Pull, Put, Sent
 from hydrainfer.storage.staging import cut
 from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, PeerTransport, TransportError, find, pieces_of
@@ -60,7 +60,7 @@ class ControlStore(dist.Store):
     def check(self, keys: list[str]) -> bool:
         return all(key in self._kept for key in keys)
 
-    def message(self) -> Frame:
+    def message(self) -> Packet:
         """The next message that is not for the store."""
         while isinstance(message := self._connection.receive(), Put):
             self._kept[message.key] = message.value
@@ -208,6 +208,6 @@ class _Receiver:
         self._line.close()
 
 
-def _expect(found: Frame, wanted: Frame) -> None:
+def _expect(found: Packet, wanted: Packet) -> None:
     if found != wanted:
         raise TransportError(f"the peer answered {found}, not {wanted}")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Protocol
 
-from hydrainfer.storage.frames import Attach, Frame, decode, encode, length
+from hydrainfer.storage.packets import Attach, Packet, decode, encode, length
 from hydrainfer.storage.transport import TransportError, Unreachable
 
 MAGIC = b"hydra/1\n"
@@ -90,10 +90,10 @@ class PeerSocket:
         self._arm()
         self._channel.connect(address)
 
-    def send(self, message: Frame) -> None:
+    def send(self, message: Packet) -> None:
         self.drain([memoryview(encode(message))])
 
-    def receive(self) -> Frame:
+    def receive(self) -> Packet:
         """The next message. Raises `TransportError` for invalid bytes, and for `Refused`."""
         return decode(self.exactly(length(self.exactly(4))))
 

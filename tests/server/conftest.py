@@ -16,7 +16,7 @@ from PIL import Image
 from hydrainfer.grammar import load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import Fetcher, FetchLimits, MediaLimits, PixelStore, Processor, load_description
-from hydrainfer.server import AdmissionControl, Connection, Intake, ServerSettings, Sessions, create_app
+from hydrainfer.server import Connection, Intake, OverloadControl, ServerSettings, Sessions, create_app
 from hydrainfer.server.protocols import PROTOCOLS
 from tests.checkpoints import make_llava
 from tests.server.fakes import FakeEngine
@@ -55,7 +55,7 @@ class ServerUnderTest:
             model, self.pixels, weights=b"w", dtype="float32", limits=limits, workers=workers, grammars=grammars
         )
         self.sessions = Sessions(
-            model.vocabulary, self.pixels, time.monotonic, AdmissionControl(time.monotonic, max_requests=max_requests)
+            model.vocabulary, self.pixels, time.monotonic, OverloadControl(time.monotonic, max_requests=max_requests)
         )
         self.recorder = PrometheusRecorder("tiny", lambda: self.engine.instances())
         self.engine = FakeEngine(

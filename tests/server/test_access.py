@@ -62,7 +62,7 @@ def test_every_answer_is_counted(start):
     server.http.get("/v1/models/other")
     server.http.delete("/health")
     server.http.get("/one/of/many")
-    place = server.sessions.admission.take()
+    place = server.sessions.overload.take()
     server.chat(), server.http.post("/v1/chat/completions", json={"messages": HI}, headers=PAGE)
     place.leave()
     counted = {

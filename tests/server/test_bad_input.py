@@ -283,7 +283,7 @@ def begun(server, path, n_bytes, body):
 def test_a_body_that_does_not_come(start, monkeypatch, path, crowded):
     server = start()
     monkeypatch.setattr("hydrainfer.server.http.body.STALLED_S", 0.2)
-    monkeypatch.setattr(server.sessions.admission, "crowded", lambda _: crowded)
+    monkeypatch.setattr(server.sessions.overload, "crowded", lambda _: crowded)
     with begun(server, path, 99, b'{"model":') as client:
         assert b" 408 " in client.recv(4096).partition(b"\r\n")[0]
     server.check_idle()

@@ -22,7 +22,7 @@ HI = {"messages": [{"role": "user", "content": "x" * 4000}]}
 def full(start):
     """A server that refuses, and the place that must be left at the end."""
     server = start(max_requests=1)
-    place = server.sessions.admission.take()
+    place = server.sessions.overload.take()
     yield server
     place.leave()
     server.check_idle()
@@ -146,7 +146,7 @@ def test_who_does_not_read_is_answered_no_faster(full, raw, seen):
 
 def test_a_known_head_is_let_in_once_there_is_room(start):
     server = start(max_requests=1)
-    place = server.sessions.admission.take()
+    place = server.sessions.overload.take()
     raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
     raw.connect()
     body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
@@ -180,7 +180,7 @@ class Reserved:
     """Room for those alone who were told to come now."""
 
     def __init__(self, monkeypatch, server):
-        self.queue, self.promised_s = server.sessions.admission.queues["text"], 1000.0
+        self.queue, self.promised_s = server.sessions.overload.queues["text"], 1000.0
         monkeypatch.setattr(self.queue, "has_room", lambda now, share, *, favoured: favoured)
         monkeypatch.setattr(self.queue, "promise", lambda now: self.promised_s)
 

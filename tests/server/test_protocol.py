@@ -65,7 +65,7 @@ def test_the_errors_of_a_new_protocol_have_its_format_wherever_they_arise(parrot
 
 
 def test_the_door_counts_the_requests_of_a_new_protocol(parrot):
-    place = parrot.sessions.admission.take()
+    place = parrot.sessions.overload.take()
     full = parrot.http.post(PATH, json={"say": "hi"}, headers=KEY)
     assert full.status_code == 429 and list(full.json()) == ["squawk"]
     place.leave()

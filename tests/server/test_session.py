@@ -18,7 +18,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.processor import PixelStore, Processor, parse_messages
 from hydrainfer.server import Intake, Sessions
-from hydrainfer.server.door.admission import Work
+from hydrainfer.server.door.overload import Work
 from tests.server.conftest import image_part, wait_until
 from tests.server.fakes import FakeEngine
 
@@ -242,8 +242,8 @@ async def test_refusals_hold_no_place_and_no_picture(make):
         await bench.intake.chat(CHAT, SamplingParams(max_tokens=5000))
     with pytest.raises(InvalidRequest):
         await bench.intake.complete([], SamplingParams())
-    admission = bench.sessions.admission
-    place = admission.claim(None, Work("text", 1.0, admission.max_requests))
+    overload = bench.sessions.overload
+    place = overload.claim(None, Work("text", 1.0, overload.max_requests))
     with pytest.raises(Overloaded):
         await bench.intake.chat(CHAT, SamplingParams())
     place.leave()

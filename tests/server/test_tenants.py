@@ -10,7 +10,7 @@ from hydrainfer.core import ConfigError, Overloaded, Unauthorized
 from hydrainfer.server import Tenants
 from hydrainfer.server.door.gate import Asked
 from tests.server.conftest import wait_until
-from tests.server.test_admission import Clock
+from tests.server.test_overload import Clock
 
 pytestmark = pytest.mark.cpu
 

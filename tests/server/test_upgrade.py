@@ -48,7 +48,7 @@ def test_a_get_is_answered_and_its_connection_ends_when_idle(start):
 
 def test_a_refused_request_has_its_body_skipped(start):
     server = start(max_requests=1)
-    place = server.sessions.admission.take()
+    place = server.sessions.overload.take()
     try:
         headers = dict(line.split(": ") for line in H2C.splitlines())
         for _ in range(3):

@@ -3,9 +3,9 @@
 import pytest
 
 from hydrainfer.core import DeadlineExceeded
-from hydrainfer.server import AdmissionControl
-from hydrainfer.server.door.admission import TEXT, Urgency, Work
-from tests.server.test_admission import Clock
+from hydrainfer.server import OverloadControl
+from hydrainfer.server.door.overload import TEXT, Urgency, Work
+from tests.server.test_overload import Clock
 
 pytestmark = pytest.mark.cpu
 
@@ -65,34 +65,34 @@ def test_a_deadline_ends_the_request(start, monkeypatch, by):
 
 def test_what_waits_longer_than_it_may_ends_before_it_costs_anything():
     clock = Clock()
-    admission = AdmissionControl(clock, longest_s=100.0)
-    places = [admission.claim(None, Work(TEXT, 100.0)) for _ in range(30)]
+    overload = OverloadControl(clock, longest_s=100.0)
+    places = [overload.claim(None, Work(TEXT, 100.0)) for _ in range(30)]
     for place in places[:10]:
         clock.now += 1.0
         place.begun()
-    assert admission.seconds()[TEXT] == pytest.approx(20.0, rel=0.1)
+    assert overload.seconds()[TEXT] == pytest.approx(20.0, rel=0.1)
     with pytest.raises(DeadlineExceeded):
-        admission.enter(10, urgency=Urgency(0, 10.0))
+        overload.enter(10, urgency=Urgency(0, 10.0))
     with pytest.raises(DeadlineExceeded):
-        admission.claim(None, Work(TEXT, 100.0), Urgency(0, 10.0))
-    assert admission.refused["deadline"] == 2 and admission.n_live == 30
-    places += [admission.enter(10, urgency=Urgency(0, 50.0)), admission.enter(10, urgency=Urgency(1, 10.0))]
+        overload.claim(None, Work(TEXT, 100.0), Urgency(0, 10.0))
+    assert overload.refused["deadline"] == 2 and overload.n_live == 30
+    places += [overload.enter(10, urgency=Urgency(0, 50.0)), overload.enter(10, urgency=Urgency(1, 10.0))]
     for place in places:
         place.leave()
-    admission.check(idle=True)
+    overload.check(idle=True)
 
 
 def test_behind_the_few_nobody_is_too_late():
     """By a slow time long ago nobody knows how long the few take."""
     clock = Clock()
-    admission = AdmissionControl(clock, longest_s=100.0)
-    places = [admission.claim(None, Work(TEXT, 100.0)) for _ in range(10)]
+    overload = OverloadControl(clock, longest_s=100.0)
+    places = [overload.claim(None, Work(TEXT, 100.0)) for _ in range(10)]
     for place in places:
         clock.now += 60.0
         place.begun()
         place.leave()
     clock.now += 3600.0
     for _ in range(4):
-        admission.claim(None, Work(TEXT, 100.0), Urgency(0, 10.0))
+        overload.claim(None, Work(TEXT, 100.0), Urgency(0, 10.0))
     with pytest.raises(DeadlineExceeded):
-        admission.claim(None, Work(TEXT, 100.0), Urgency(0, 10.0))
+        overload.claim(None, Work(TEXT, 100.0), Urgency(0, 10.0))

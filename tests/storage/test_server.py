@@ -12,7 +12,7 @@ import time
 import pytest
 
 from hydrainfer.storage import TransportError
-from hydrainfer.storage.frames import Attach, Join, Pull, Put, Read
+from hydrainfer.storage.packets import Attach, Join, Pull, Put, Read
 from hydrainfer.storage.wire import HANDSHAKE_S, MAGIC, PeerSocket, address_of, enter
 from tests.storage.peers import SECRET, SPECS, Instance
 

@@ -11,7 +11,7 @@ import torch
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.storage import WAYS, Way, check_transport
-from hydrainfer.storage.frames import Attach
+from hydrainfer.storage.packets import Attach
 from hydrainfer.storage.transport import Unreachable, pieces_of
 from hydrainfer.storage.wire import PeerSocket, Plain, admit, enter
 from tests.storage.peers import SECRET, Instance

@@ -5,19 +5,19 @@ names. It then waits for its turn to be prepared. Called by the application and 
 decides the order.
 """
 
-from hydrainfer.server.door.admission import AdmissionControl, Place, Urgency, Work
 from hydrainfer.server.door.connection import Connection
 from hydrainfer.server.door.gate import Door, Gate, authorization_of
 from hydrainfer.server.door.hosts import Hosts, is_loopback
+from hydrainfer.server.door.overload import OverloadControl, Place, Urgency, Work
 from hydrainfer.server.door.standing import Standing, handler_of
 from hydrainfer.server.door.tenants import Tenants
 
 __all__ = [
-    "AdmissionControl",
     "Connection",
     "Door",
     "Gate",
     "Hosts",
+    "OverloadControl",
     "Place",
     "Standing",
     "Tenants",

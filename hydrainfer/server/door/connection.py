@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
             self._door.check(head.asked, self._mark, whole=True)
         except HydraError as e:
             if isinstance(e, Overloaded):
-                self._door.admission.expect(self._mark, e.retry_after_s)
+                self._door.overload.expect(self._mark, e.retry_after_s)
             self._answer(e, head.path, head.id)
             self._go_on()
             return True
@@ -228,7 +228,7 @@ class Connection(HttpToolsProtocol):
             return
         self._decide()
         if self._retry_after_s is not None and self._mark is not None:
-            self._door.admission.expect(self._mark, self._retry_after_s)
+            self._door.overload.expect(self._mark, self._retry_after_s)
         self._between, self._head = True, b""
         self._n_bare, self._in_head = 0, True
         super().on_message_complete()

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from hydrainfer.core import DeadlineExceeded, InvalidRequest
-from hydrainfer.server.door.admission import AdmissionControl, Place, Urgency, Work
+from hydrainfer.server.door.overload import OverloadControl, Place, Urgency, Work
 from hydrainfer.server.http import arriving
 
 _MOST_BYTES = 256 << 20
@@ -33,9 +33,9 @@ class Crowd:
     with their clients, and only the headers decide the order. `timeout_s`: the longest wait. `max_bytes`: a larger body
     is refused by the application, so its request does not wait."""
 
-    def __init__(self, admission: AdmissionControl, timeout_s: float, max_bytes: int) -> None:
+    def __init__(self, overload: OverloadControl, timeout_s: float, max_bytes: int) -> None:
         self.n_bytes = 0
-        self._admission, self._timeout_s, self._max_bytes = admission, timeout_s, max_bytes
+        self._overload, self._timeout_s, self._max_bytes = overload, timeout_s, max_bytes
 
     async def wait(self, place: Place, n_bytes: int | None, receive: Receive) -> Receive:
         """Wait until it is the request's turn to be prepared. Returns the ASGI `receive` from which the body is then
@@ -43,14 +43,14 @@ class Crowd:
         if n_bytes is not None and n_bytes > self._max_bytes:
             return receive
         if n_bytes is None or self.n_bytes + n_bytes > _MOST_BYTES:
-            work = self._admission.work_of(n_bytes, media=not self._admission.is_text(n_bytes))
+            work = self._overload.work_of(n_bytes, media=not self._overload.is_text(n_bytes))
             await self._turn(place, work, place.urgency)
             return receive
         self.n_bytes += n_bytes
         try:
             messages = await self._read(place, n_bytes, receive)
             body = b"".join(m["body"] for m in messages)
-            work = self._admission.work_of(n_bytes, media=any(word in body for word in _MEDIA))
+            work = self._overload.work_of(n_bytes, media=any(word in body for word in _MEDIA))
             await self._turn(place, work, _urgency(body, place.urgency), receive())
         finally:
             self.n_bytes -= n_bytes
@@ -85,9 +85,9 @@ class Crowd:
                 turn.set_result(None)
 
         try:
-            self._admission.sort(place, work, urgency)
+            self._overload.sort(place, work, urgency)
             place.line_up(urgency.priority, go)
-            left_s = min(urgency.within_s, self._timeout_s) - (self._admission.clock() - place.arrived_s)
+            left_s = min(urgency.within_s, self._timeout_s) - (self._overload.clock() - place.arrived_s)
             both: set[asyncio.Future[Any]] = {turn} if watcher is None else {turn, watcher}
             patience_s = left_s if left_s < math.inf else None
             done, _ = await asyncio.wait(both, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)

@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import HydraError, Overloaded
 from hydrainfer.metrics import HttpCounts
-from hydrainfer.server.door.admission import AdmissionControl, Place, Urgency
 from hydrainfer.server.door.crowd import Crowd
 from hydrainfer.server.door.open_connections import OpenConnections
+from hydrainfer.server.door.overload import OverloadControl, Place, Urgency
 from hydrainfer.server.door.returns import Mark
 from hydrainfer.server.door.standing import Standing
 from hydrainfer.server.door.tenants import Tenant, Tenants
@@ -30,7 +30,7 @@ _MOST_HEADS = 1024
 
 
 class Asked(NamedTuple):
-    """The headers of a request that admission reads. `n_bytes`: the length of the body, if known; `returning`: the
+    """The headers of a request that overload control reads. `n_bytes`: the length of the body, if known; `returning`: the
     client says that it is a retry."""
 
     authorization: str
@@ -79,9 +79,9 @@ class Door:
     answers, including refusals."""
 
     def __init__(
-        self, admission: AdmissionControl, tenants: Tenants, protocols: Protocols, max_connections: int = sys.maxsize
+        self, overload: OverloadControl, tenants: Tenants, protocols: Protocols, max_connections: int = sys.maxsize
     ) -> None:
-        self.admission = admission
+        self.overload = overload
         self.tenants = tenants
         self.protocols = protocols
         self.posts = frozenset(path.encode() for path in protocols.work)
@@ -100,10 +100,10 @@ class Door:
         """Whether a request may come in now. False: only if it is a returning one, which its mark shows once the mark
         is `whole`. Raises `HydraError` if it may not come in."""
         _, urgency = self._who(asked)
-        returning = asked.returning or (whole and self.admission.comes(mark))
-        if not whole and not returning and self.admission.has_only_reserve(asked.n_bytes, urgency):
+        returning = asked.returning or (whole and self.overload.comes(mark))
+        if not whole and not returning and self.overload.has_only_reserve(asked.n_bytes, urgency):
             return False
-        self.admission.check_entry(asked.n_bytes, returning=returning, urgency=urgency)
+        self.overload.check_entry(asked.n_bytes, returning=returning, urgency=urgency)
         return True
 
     def enter(self, asked: Asked, standing: Standing) -> Place:
@@ -111,7 +111,7 @@ class Door:
         tenant, urgency = self._who(asked)
         mark = standing.mark
         returning = asked.returning or (mark is not None and mark.returns)
-        place = self.admission.enter(asked.n_bytes, returning=returning, urgency=urgency)
+        place = self.overload.enter(asked.n_bytes, returning=returning, urgency=urgency)
         place.mark = mark
         self.tenants.begin(tenant)
         place.on_tokens = partial(self.tenants.charge, tenant)
@@ -144,7 +144,7 @@ class Door:
     def headers_of(self, error: HydraError) -> dict[str, str]:
         """The headers of the answer to an error that `check` or `enter` raised."""
         headers = error_headers(error)
-        if self.admission.closed:
+        if self.overload.closed:
             headers["connection"] = "close"  # so that the next request goes to another server
         return headers
 
@@ -158,7 +158,7 @@ class Gate:
     def __init__(self, app: ASGIApp, door: Door, timeout_s: float, max_body_bytes: int) -> None:
         self._app = app
         self._door = door
-        self._crowd = Crowd(door.admission, timeout_s, max_body_bytes)
+        self._crowd = Crowd(door.overload, timeout_s, max_body_bytes)
         self._turns = asyncio.Semaphore(_PER_TURN)  # a waiting task is woken in the loop's next turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,14 +176,14 @@ class Gate:
             place = self._door.enter(asked, standing)
         except HydraError as e:
             if standing.mark is not None and isinstance(e, Overloaded):
-                self._door.admission.expect(standing.mark, e.retry_after_s)
+                self._door.overload.expect(standing.mark, e.retry_after_s)
             response = Response(self._door.protocols.error_body(e, path), e.status, self._door.headers_of(e), JSON)
             await response(scope, receive, send)
             return
         try:
             async with self._turns:
                 pass
-            if self._door.admission.crowded(asked.n_bytes):
+            if self._door.overload.crowded(asked.n_bytes):
                 receive = await self._crowd.wait(place, asked.n_bytes, receive)
             place.stop_waiting()  # until it is claimed: a body that is slow to arrive must not delay others
             await self._app(scope, receive, send)

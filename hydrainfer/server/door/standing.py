@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from hydrainfer.server.door.admission import Place, Urgency
+from hydrainfer.server.door.overload import Place, Urgency
 from hydrainfer.server.door.returns import Mark
 from hydrainfer.server.door.tenants import Tenant, Tenants
 

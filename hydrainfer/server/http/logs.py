@@ -95,8 +95,8 @@ class StatsLine:
         """The line about the load, or None if the server has been idle since the last line."""
         prompt, answer = (new - old for new, old in zip(self._recorder.n_tokens, self._tokens))
         self._tokens = self._recorder.n_tokens
-        admission = self._waiting()
-        refused, n_unprepared = sum(admission.refused.values()), sum(admission.unprepared.values())
+        overload = self._waiting()
+        refused, n_unprepared = sum(overload.refused.values()), sum(overload.unprepared.values())
         new_refused, self._refused = refused - self._refused, refused
         ended = self._recorder.ended_after(self._number)
         if ended:

@@ -57,7 +57,7 @@ class Intake:
         urgency: Urgency | None = None,
     ) -> TokenStream:
         """Fetch, prepare and start a chat. `options`, `prompt`, `salt`: as in `Processor.chat`. `place`: the place that
-        the request already has. Raises as `Processor.chat`, `Fetcher.get` and `AdmissionControl.claim`."""
+        the request already has. Raises as `Processor.chat`, `Fetcher.get` and `OverloadControl.claim`."""
         id, ticket, options = id or f"chat-{uuid.uuid4().hex}", JobTicket(), options or ChatOptions()
         terms = self._terms(urgency, place, salt)
         try:
@@ -83,7 +83,7 @@ class Intake:
         salt: str = "",
         urgency: Urgency | None = None,
     ) -> TokenStream:
-        """Prepare and start a text completion. Raises as `Processor.complete` and `AdmissionControl.claim`."""
+        """Prepare and start a text completion. Raises as `Processor.complete` and `OverloadControl.claim`."""
         id, terms = id or f"cmpl-{uuid.uuid4().hex}", self._terms(urgency, place, salt)
         return await self._start(
             self._claim(place, Work.of_prompt(prompt, sampling.n), urgency),
@@ -94,7 +94,7 @@ class Intake:
 
     async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions, salt: str = "") -> list[int]:
         """The prompt ids of a chat. Holds a place meanwhile. Raises as `chat`."""
-        place, ticket = self.sessions.admission.take(), JobTicket()
+        place, ticket = self.sessions.overload.take(), JobTicket()
         try:
             media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self.timeout_s), self._fetcher.fetched(messages) as fetched:
@@ -109,7 +109,7 @@ class Intake:
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, which runs in a preparation thread. Holds a place meanwhile."""
-        place = self.sessions.admission.take()
+        place = self.sessions.overload.take()
         try:
             return await asyncio.wrap_future(self._submit(work))
         finally:
@@ -128,7 +128,7 @@ class Intake:
         return RequestTerms(now, now + min(self.timeout_s, within_s), priority, share, salt)
 
     def _claim(self, place: Place | None, work: Work, urgency: Urgency | None) -> Place:
-        return self.sessions.admission.claim(place, work, urgency or Urgency())
+        return self.sessions.overload.claim(place, work, urgency or Urgency())
 
     async def _start(
         self,

@@ -21,7 +21,7 @@ from hydrainfer.core import HydraError, InternalError, Output, shutting_down
 from hydrainfer.engine.ports import EngineHandle
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import PixelStore, Prepared, Vocabulary
-from hydrainfer.server.door import AdmissionControl, Place, Work
+from hydrainfer.server.door import OverloadControl, Place, Work
 from hydrainfer.server.live.stream import TokenStream
 
 logger = logging.getLogger("hydrainfer.server.session")
@@ -36,17 +36,17 @@ answer takes a millisecond to write, so other events get their turn in between."
 
 class Sessions:
     """The owner of every live API request. All methods but `sink` and `discard` run on one event loop, the one that
-    calls `start`. `clock` is the engine's, in seconds. `admission`: default: one with its defaults."""
+    calls `start`. `clock` is the engine's, in seconds. `overload`: default: one with its defaults."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         pixels: PixelStore,
         clock: Callable[[], float],
-        admission: AdmissionControl | None = None,
+        overload: OverloadControl | None = None,
     ) -> None:
         self.clock = clock
-        self.admission = admission or AdmissionControl(clock)
+        self.overload = overload or OverloadControl(clock)
         self._vocabulary = vocabulary
         self._pixels = pixels
         self._handle: EngineHandle | None = None
@@ -67,7 +67,7 @@ class Sessions:
     @property
     def n_live(self) -> int:
         """The number of choices that hold a place: being prepared, queued or running."""
-        return self.admission.n_live
+        return self.overload.n_live
 
     def attach(
         self, handle: EngineHandle, timings: Timings = lambda _: None, stopped: Callable[[str], None] = lambda _: None
@@ -87,7 +87,7 @@ class Sessions:
 
     def start(self, prepared: Prepared, place: Place | None = None) -> TokenStream:
         """Run a request. The stream takes over `place` and the pictures, also if an error is raised. Raises as `submit`
-        and `AdmissionControl.claim`."""
+        and `OverloadControl.claim`."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._goes_on = loop, False
@@ -96,7 +96,7 @@ class Sessions:
             place.leave()
             place = None
         try:
-            place = place or self.admission.claim(None, Work.of_prepared(prepared))
+            place = place or self.overload.claim(None, Work.of_prepared(prepared))
         except HydraError:
             self.discard(prepared)
             raise
@@ -128,7 +128,7 @@ class Sessions:
 
     def drain(self) -> None:
         """Refuse new requests with `Unavailable`. Requests that have a place go on."""
-        self.admission.closed = True
+        self.overload.closed = True
 
     def close(self) -> None:
         """Refuse new requests and end the live ones with `Unavailable`. The engine itself is closed by its owner."""
@@ -148,7 +148,7 @@ class Sessions:
         `AssertionError`."""
         if self._loop is not None and self._loop.is_closed():
             self._dispatch()
-        self.admission.check(idle)
+        self.overload.check(idle)
         assert self.n_live >= len(self._streams), "a stream without a place"
         assert not (idle and self._streams), f"live: {sorted(self._streams)}"
 

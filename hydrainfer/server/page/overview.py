@@ -18,17 +18,17 @@ EndedAfter = Callable[[int], Sequence[Ended]]
 
 def overview_body(intake: Intake, model: str, version: str, ended_after: EndedAfter, number: int) -> bytes:
     """The body of `/v1/overview?after=number`."""
-    admission, now = intake.sessions.admission, intake.sessions.clock()
+    overload, now = intake.sessions.overload, intake.sessions.clock()
     infos = intake.sessions.handle.instances()
-    waiting = admission.waiting()
+    waiting = overload.waiting()
     body = {
         "object": "overview",
         "model": model,
         "version": version,
         "pictures": intake.processor.model.images is not None,
         "layout": str(Layout(tuple(Role.parse(i.role) for i in infos))) if infos else "",
-        "live": admission.n_live,
-        "draining": admission.closed,
+        "live": overload.n_live,
+        "draining": overload.closed,
         "queue_s": {kind: round(seconds, 3) for kind, seconds in waiting.queue_s.items()},
         "refused": sum(waiting.refused.values()),
         "instances": [instance_card(info) for info in infos],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hydrainfer.core import Share
 from hydrainfer.scheduler import Policy
-from hydrainfer.server.door.line import PreparationLine
+from hydrainfer.server.door.preparation import PreparationOrder
 from hydrainfer.server.door.queues import Queue
 from tests.server.conftest import image_part, wait_until
 from tests.server.test_bad_input import begun
@@ -30,7 +30,7 @@ class Paced(Queue):
 class Rig:
     def __init__(self, pace=0.0, n_least=4, **policy):
         self.queue, self.gone, self.turns = Paced(pace), [], {}
-        self.line = PreparationLine(self.queue, n_least, Policy(**policy))
+        self.line = PreparationOrder(self.queue, n_least, Policy(**policy))
 
     def join(self, name, units=1.0, at_s=0.0, share=ONE, priority=0):
         self.turns[name] = self.line.join(share, at_s, units, priority, lambda: self.gone.append(name))
@@ -134,7 +134,7 @@ def test_of_a_flood_a_few_are_read_and_prepared_and_all_are_served(start, monkey
     monkeypatch.setattr(server.intake, "chat", lambda *a, **kw: (n_read.append(1), chat(*a, **kw))[1])
     monkeypatch.setattr(server.intake.processor, "chat", lambda *a: (n_prepared.append(1), prepare(*a))[1])
     server.engine.hold.set()
-    line = server.sessions.admission.lines["text"]
+    line = server.sessions.overload.orders["text"]
     with ThreadPoolExecutor(62) as threads:
         answers = crowd(line, 32, 60, lambda i: threads.submit(server.chat, f"text {i}", max_tokens=2))
         wait_until(lambda: line.n_waiting == 60 - 32 and len(server.engine.submitted) == 32)
@@ -157,7 +157,7 @@ def test_of_a_flood_a_few_are_read_and_prepared_and_all_are_served(start, monkey
 def test_who_waits_is_answered_when_the_server_ends(start):
     server = start(max_requests=500)
     server.engine.hold.set()
-    line = server.sessions.admission.lines["text"]
+    line = server.sessions.overload.orders["text"]
     with ThreadPoolExecutor(40) as threads:
         answers = crowd(line, 32, 40, lambda i: threads.submit(server.chat, f"text {i}", max_tokens=2))
         wait_until(lambda: line.n_waiting == 8)
@@ -169,7 +169,7 @@ def test_who_waits_is_answered_when_the_server_ends(start):
 def test_who_waits_unprepared_ends_at_once(start, how):
     server = start(max_requests=500)
     server.engine.hold.set()
-    line = server.sessions.admission.lines["text"]
+    line = server.sessions.overload.orders["text"]
 
     async def flood():
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as http:
@@ -205,9 +205,9 @@ def test_who_waits_unprepared_ends_at_once(start, how):
 def test_pictures_wait_in_a_line_of_their_own(start):
     server = start(max_requests=500)
     server.engine.hold.set()
-    lines = server.sessions.admission.lines
+    orders = server.sessions.overload.orders
     with ThreadPoolExecutor(32) as threads:
-        line = lines["pictures"]
+        line = orders["pictures"]
         pictures = crowd(line, 16, 24, lambda _: threads.submit(server.chat, [image_part()], max_tokens=2))
         wait_until(lambda: line.n_waiting == 8)
         text = threads.submit(server.chat, "a text", max_tokens=2)
@@ -219,7 +219,7 @@ def test_pictures_wait_in_a_line_of_their_own(start):
 
 def test_a_body_over_the_limit_is_refused_unread_in_a_crowd(start, monkeypatch):
     server = start(max_body_bytes=1000)
-    monkeypatch.setattr(server.sessions.admission, "crowded", lambda _: True)
+    monkeypatch.setattr(server.sessions.overload, "crowded", lambda _: True)
     with begun(server, "/v1/chat/completions", 2000, b"{") as client:
         assert b" 413 " in client.recv(4096).partition(b"\r\n")[0]
     server.check_idle()

@@ -1,8 +1,8 @@
-"""Admission: bounds on the seconds of waiting work and on the number of requests.
+"""Overload control: bounds on the seconds of waiting work and on the number of requests.
 
 A request holds a `Place` from its headers to its last token. Its cost is guessed from the headers, estimated better
-once its body has been read, and known exactly once it is prepared. It waits in one or two queues, and in a line to be
-prepared:
+once its body has been read, and known exactly once it is prepared. It waits in one or two queues, and in an order to
+be prepared:
 
     headers ── enter ──> place ── claim(work) ── line_up ── prepared(work) ── begun, per choice ── leave
                  │ 429    │        │ 429
@@ -22,7 +22,7 @@ from hydrainfer.core.request import ANYBODY, MAX_CHOICES, MAX_PRIORITY
 from hydrainfer.metrics import QueueStats
 from hydrainfer.processor import ChatMessage, Prepared, TextPart
 from hydrainfer.scheduler import Policy
-from hydrainfer.server.door.line import LinePlace, PreparationLine
+from hydrainfer.server.door.preparation import PreparationOrder, PreparationPlace
 from hydrainfer.server.door.queues import Queue
 from hydrainfer.server.door.returns import Mark, Returns
 
@@ -107,7 +107,7 @@ def _not(value: float) -> str:
     return "" if math.isnan(value) else f", not {value:g}"  # a header that is not a number
 
 
-class AdmissionControl:
+class OverloadControl:
     """The queues and the places. Used on one thread; every method takes constant time.
 
     `clock`: in seconds. `longest_s`: the most seconds of waiting work, per kind. `max_requests`: the most choices that
@@ -133,8 +133,8 @@ class AdmissionControl:
         self._pictures = pictures
         self._returns = Returns()
         self.queues = {kind: Queue(longest_s) for kind in (TEXT, PICTURES, DECODING)}
-        self.lines = {
-            kind: PreparationLine(self.queues[kind], n * n_instances, policy or Policy())
+        self.orders = {
+            kind: PreparationOrder(self.queues[kind], n * n_instances, policy or Policy())
             for kind, n in _LEAST_AHEAD.items()
         }
         self._mean_units = _REQUEST_TOKENS
@@ -187,7 +187,7 @@ class AdmissionControl:
     def crowded(self, n_bytes: int | None) -> bool:
         """Whether the line of a request with a body of `n_bytes` is not empty. The request may be of several kinds."""
         kinds = (TEXT,) if self.is_text(n_bytes) else (TEXT, PICTURES)
-        return any(self.lines[kind].n_waiting for kind in kinds)
+        return any(self.orders[kind].n_waiting for kind in kinds)
 
     def work_of(self, n_bytes: int | None, *, media: bool) -> Work:
         """The likely cost of a request, from the length of its body. `media`: it seems to have pictures or videos."""
@@ -233,7 +233,7 @@ class AdmissionControl:
 
     def waiting(self) -> QueueStats:
         """The statistics of waiting requests, for the metrics."""
-        return QueueStats(self.seconds(), self.refused, {kind: line.n_waiting for kind, line in self.lines.items()})
+        return QueueStats(self.seconds(), self.refused, {kind: line.n_waiting for kind, line in self.orders.items()})
 
     def check(self, idle: bool = False) -> None:
         """Check the counts and, with `idle`, that no place is held. Raises `AssertionError`."""
@@ -241,7 +241,7 @@ class AdmissionControl:
         assert self.n_live >= 0 and min(waiting.values()) >= 0, "a place was given back twice"
         assert not (idle and self.n_live), f"{self.n_live} places not given back"
         assert not (idle and any(waiting.values())), f"waiting: {waiting}"
-        for line in self.lines.values():
+        for line in self.orders.values():
             line.check(idle)
 
     def _check_kinds(self, place: Place | None, kind: str, urgency: Urgency) -> None:
@@ -299,20 +299,20 @@ class Place:
     last one. Before that, the permission to send the body. `checked`: there was room for a text. `sorted`: it is in the
     queue of its kind and cannot be refused any more. `urgency`: as in the headers."""
 
-    def __init__(self, admission: AdmissionControl, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
+    def __init__(self, overload: OverloadControl, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
         self.returning, self.urgency = returning, urgency
-        self.arrived_s = admission.clock()
+        self.arrived_s = overload.clock()
         self.checked = self.claimed = self.sorted = False
         self.mark: Mark | None = None
         self.on_tokens: Callable[[int], None] = lambda _: None  # called with numbers of tokens once they are known
         self.on_claim: Callable[[int], None] = lambda _: None  # called with the choices; may raise `HydraError`
         self.on_leave: Callable[[], None] = lambda: None
         self.n = 0
-        self._admission = admission
+        self._overload = overload
         self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
         self._n_bytes = 0.0
-        self._turn: LinePlace | None = None
-        self._line = admission.lines[TEXT]
+        self._turn: PreparationPlace | None = None
+        self._line = overload.orders[TEXT]
 
     def hold(self, n: int) -> None:
         """Claim the place for `n` choices."""
@@ -321,7 +321,7 @@ class Place:
 
     def count(self, n: int) -> None:
         """Set the number of choices, whether the place is claimed or not."""
-        self._admission.n_live += n - self.n
+        self._overload.n_live += n - self.n
         self.n = n
 
     def wait(self, kind: str, units: float, n: int) -> None:
@@ -329,21 +329,21 @@ class Place:
         self.stop_waiting()
         self._n_waiting = n
         self._kind, self._units = kind, units
-        now = self._admission.clock()
+        now = self._overload.clock()
         for _ in range(n):
             self._queue.enter(units, now, self.urgency.share)
 
     def stop_waiting(self) -> None:
         """Leave the queue."""
         for _ in range(self._n_waiting):
-            self._queue.leave(self._units, self._admission.clock(), self.urgency.share, done=False)
+            self._queue.leave(self._units, self._overload.clock(), self.urgency.share, done=False)
         self._n_waiting = 0
 
     def decode(self, n_bytes: float) -> None:
         """Also wait for `n_bytes` of pictures to be decoded."""
         self._stop_decoding(done=False)
         self._n_bytes = n_bytes
-        self._admission.queues[DECODING].enter(n_bytes, self._admission.clock(), self.urgency.share)
+        self._overload.queues[DECODING].enter(n_bytes, self._overload.clock(), self.urgency.share)
 
     def line_up(self, priority: int, go: Callable[[], None]) -> None:
         """Wait to be prepared. `go` is called when it is this request's turn, perhaps at once. The place must be
@@ -353,7 +353,7 @@ class Place:
             self._turn.units = units
             go()
             return
-        self._line = self._admission.lines[self._kind]
+        self._line = self._overload.orders[self._kind]
         self._turn = self._line.join(self.urgency.share, self.arrived_s, units, priority, go)
 
     def prepared(self, work: Work) -> None:
@@ -368,7 +368,7 @@ class Place:
         """Note that one more choice has its first token."""
         if self._n_waiting:
             self._n_waiting -= 1
-            self._queue.leave(self._units, self._admission.clock(), self.urgency.share, done=True)
+            self._queue.leave(self._units, self._overload.clock(), self.urgency.share, done=True)
             if not self._n_waiting:
                 self._leave_line()
 
@@ -377,7 +377,7 @@ class Place:
         self._stop_decoding(done=False)
         self.stop_waiting()
         self._leave_line()
-        self._admission.n_live -= self.n
+        self._overload.n_live -= self.n
         self.n = 0
         self.on_claim = lambda _: None  # it may refer to this place: requests leave no cycles
         on_leave, self.on_leave = self.on_leave, lambda: None
@@ -385,7 +385,7 @@ class Place:
 
     @property
     def _queue(self) -> Queue:
-        return self._admission.queues[self._kind]
+        return self._overload.queues[self._kind]
 
     def _leave_line(self) -> None:
         turn, self._turn = self._turn, None
@@ -394,9 +394,7 @@ class Place:
 
     def _stop_decoding(self, *, done: bool) -> None:
         if self._n_bytes:
-            self._admission.queues[DECODING].leave(
-                self._n_bytes, self._admission.clock(), self.urgency.share, done=done
-            )
+            self._overload.queues[DECODING].leave(self._n_bytes, self._overload.clock(), self.urgency.share, done=done)
         self._n_bytes = 0.0
 
 

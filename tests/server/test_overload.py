@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hydrainfer.core import HydraError, Overloaded, Unavailable
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import parse_messages
-from hydrainfer.server import AdmissionControl, Tenants
-from hydrainfer.server.door.admission import DECODING, PICTURES, TEXT, Work
+from hydrainfer.server import OverloadControl, Tenants
+from hydrainfer.server.door.overload import DECODING, PICTURES, TEXT, Work
 from hydrainfer.server.door.returns import Mark
 from tests.server.conftest import image_part, wait_until
 
@@ -31,13 +31,13 @@ class Clock:
 
 
 class Flood:
-    """A server of `rate` requests per second behind an `AdmissionControl`; clients who are refused come back once.
+    """A server of `rate` requests per second behind an `OverloadControl`; clients who are refused come back once.
     `known`: by what a returning one is: "said", its "body", or nothing. `warm_s`: so long before the flood it had as
     much to do as it can; the flood makes it `slowed` times as fast; `uneven`: half as fast and faster in turns."""
 
     def __init__(self, rate, factor, flood_s, *, known, come_back=True, seed=1, warm_s=0.0, slowed=1.0, uneven=False):
         self.clock = Clock()
-        self.admission = AdmissionControl(self.clock, longest_s=4.0)
+        self.overload = OverloadControl(self.clock, longest_s=4.0)
         self.rng, self.rate, self.known, self.come_back = random.Random(seed), rate, known, come_back
         self.start_s, self.busy_until = self.clock.now + warm_s, self.clock.now
         self.slowed, self.uneven = slowed, uneven
@@ -61,17 +61,17 @@ class Flood:
         while self.events:
             self.clock.now, _, what, args = heapq.heappop(self.events)
             what(*args)
-        self.admission.check(idle=True)
+        self.overload.check(idle=True)
 
     def arrive(self, who, returning):
         now, mark = self.clock.now, self.mark(who)
-        known = (returning and self.known == "said") or (self.known == "body" and self.admission.comes(mark))
+        known = (returning and self.known == "said") or (self.known == "body" and self.overload.comes(mark))
         try:
-            place = self.admission.enter(300, returning=known)
-            place = self.admission.claim(place, SMALL)
+            place = self.overload.enter(300, returning=known)
+            place = self.overload.claim(place, SMALL)
         except Overloaded as e:
             assert e.retry_after_s is not None
-            self.admission.expect(mark, e.retry_after_s)
+            self.overload.expect(mark, e.retry_after_s)
             if returning:
                 self.back.append((now, False))
             elif self.come_back:
@@ -115,45 +115,45 @@ def test_who_stays_away_is_not_waited_for():
     flood = Flood(50.0, 4.0, 5.0, known="said", come_back=False)
     flood.run()
     now = flood.clock.now
-    assert flood.admission.queues[TEXT].has_room(now, favoured=False)
-    assert flood.admission.queues[TEXT].promise(now) < 1.0
+    assert flood.overload.queues[TEXT].has_room(now, favoured=False)
+    assert flood.overload.queues[TEXT].promise(now) < 1.0
 
 
-def full(admission, kind, clock):
+def full(overload, kind, clock):
     """Fill one queue beyond its limit; the places."""
-    places = [admission.claim(None, Work(kind, 100.0, 1, 10.0 if kind is PICTURES else 0.0)) for _ in range(50)]
+    places = [overload.claim(None, Work(kind, 100.0, 1, 10.0 if kind is PICTURES else 0.0)) for _ in range(50)]
     for place in places:
         place.prepared(Work(kind, 100.0))
     for place in places[:5]:
         clock.now += 1.0
         place.begun()
     with pytest.raises(Overloaded):
-        admission.claim(None, Work(kind, 100.0))
+        overload.claim(None, Work(kind, 100.0))
     return places
 
 
 def test_neither_kind_is_refused_for_the_other():
     clock = Clock()
-    admission = AdmissionControl(clock, longest_s=5.0)
-    pictures = full(admission, PICTURES, clock)
-    place = admission.claim(admission.enter(300), SMALL)
+    overload = OverloadControl(clock, longest_s=5.0)
+    pictures = full(overload, PICTURES, clock)
+    place = overload.claim(overload.enter(300), SMALL)
     place.leave()
-    large = admission.enter(100_000)  # it may be a text
+    large = overload.enter(100_000)  # it may be a text
     with pytest.raises(Overloaded, match="pictures"):
-        admission.claim(large, Work(PICTURES, 100.0))
+        overload.claim(large, Work(PICTURES, 100.0))
     large.leave()
     for place in pictures:
         place.leave()
     clock.now += 1.0
-    texts = full(admission, TEXT, clock)
+    texts = full(overload, TEXT, clock)
     with pytest.raises(Overloaded, match="text"):
-        admission.enter(300)
-    large = admission.enter(100_000)
-    admission.claim(large, Work(PICTURES, 100.0)).leave()
+        overload.enter(300)
+    large = overload.enter(100_000)
+    overload.claim(large, Work(PICTURES, 100.0)).leave()
     with pytest.raises(Overloaded, match="text"):
-        admission.claim(admission.enter(100_000), SMALL)
-    assert admission.refused == {TEXT: 3, PICTURES: 2}
-    page = PrometheusRecorder("m", list, admission.waiting).page().decode()
+        overload.claim(overload.enter(100_000), SMALL)
+    assert overload.refused == {TEXT: 3, PICTURES: 2}
+    page = PrometheusRecorder("m", list, overload.waiting).page().decode()
     assert 'hydrainfer:requests_refused_total{model_name="m",reason="text"} 3.0' in page
     assert 'hydrainfer:admission_queue_seconds{kind="pictures",model_name="m"} 0.0' in page
     for place in texts:
@@ -162,31 +162,31 @@ def test_neither_kind_is_refused_for_the_other():
 
 def test_a_model_without_pictures_refuses_a_large_body_too():
     clock = Clock()
-    admission = AdmissionControl(clock, longest_s=5.0, pictures=False)
-    places = full(admission, TEXT, clock)
+    overload = OverloadControl(clock, longest_s=5.0, pictures=False)
+    places = full(overload, TEXT, clock)
     with pytest.raises(Overloaded):
-        admission.enter(100_000)
+        overload.enter(100_000)
     for place in places:
         place.leave()
 
 
 def test_requests_are_bounded_whatever_their_work():
-    admission = AdmissionControl(Clock(), max_requests=3)
-    held = [admission.claim(None, SMALL) for _ in range(3)]
+    overload = OverloadControl(Clock(), max_requests=3)
+    held = [overload.claim(None, SMALL) for _ in range(3)]
     with pytest.raises(Overloaded, match="3 of at most 3"):
-        admission.enter(10)
+        overload.enter(10)
     held.pop().leave()
     with pytest.raises(Overloaded):
-        admission.claim(None, Work(TEXT, 1.0, 2))
+        overload.claim(None, Work(TEXT, 1.0, 2))
     for place in held:
         place.leave()
-    alone = admission.claim(admission.enter(10), Work(TEXT, 1.0, 9))  # or it could never be served
-    assert admission.n_live == 9
+    alone = overload.claim(overload.enter(10), Work(TEXT, 1.0, 9))  # or it could never be served
+    assert overload.n_live == 9
     alone.leave()
-    admission.closed = True
+    overload.closed = True
     with pytest.raises(Unavailable):
-        admission.enter(10)
-    admission.check(idle=True)
+        overload.enter(10)
+    overload.check(idle=True)
 
 
 def test_work_is_guessed_from_what_the_client_wrote_and_counted_when_it_is_known():
@@ -205,15 +205,15 @@ def test_work_is_guessed_from_what_the_client_wrote_and_counted_when_it_is_known
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.floats(0.0, 3.0)), max_size=80))
 def test_whatever_becomes_of_them_no_work_is_left(moves):
     clock = Clock()
-    admission = AdmissionControl(clock, longest_s=3.0, max_requests=12)
+    overload = OverloadControl(clock, longest_s=3.0, max_requests=12)
     places = {}
     for what, who, passed_s in moves:
         clock.now += passed_s
         try:
             if what == 0 and who not in places:
-                places[who] = admission.enter(who * 1000, returning=bool(who % 2))
+                places[who] = overload.enter(who * 1000, returning=bool(who % 2))
             elif what == 1 and who in places and not places[who].claimed:
-                admission.claim(
+                overload.claim(
                     places[who], Work(PICTURES if who > 3 else TEXT, 50.0 + who, 1 + who % 3, 9.0 * (who > 3))
                 )
             elif what == 2 and who in places and places[who].claimed:
@@ -223,21 +223,21 @@ def test_whatever_becomes_of_them_no_work_is_left(moves):
             elif what == 4 and who in places:
                 places.pop(who).leave()
             elif what == 5:
-                assert all(s >= 0.0 for s in admission.seconds().values())
+                assert all(s >= 0.0 for s in overload.seconds().values())
         except HydraError:
             pass
-        admission.check()
+        overload.check()
     for place in places.values():
         place.leave()
         place.leave()
-    admission.check(idle=True)
-    assert all(queue.units == 0.0 for queue in admission.queues.values())
+    overload.check(idle=True)
+    assert all(queue.units == 0.0 for queue in overload.queues.values())
 
 
 def test_who_is_refused_is_answered_before_his_body_is_read(start):
     """Only the headers are sent: an answer that waits for the body never comes."""
     server = start(max_requests=1)
-    place = server.sessions.admission.take()
+    place = server.sessions.overload.take()
     with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=20) as raw:
         raw.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -272,7 +272,7 @@ def test_bodies_that_do_not_come_keep_nobody_out(start):
     slow = [socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) for _ in range(20)]
     for one in slow:
         one.sendall(head)
-    queue = server.sessions.admission.queues[TEXT]
+    queue = server.sessions.overload.queues[TEXT]
     for _ in range(3):
         assert server.chat(max_tokens=1).status_code == 200
     wait_until(lambda: queue.n_waiting == 0)
@@ -287,7 +287,7 @@ def test_pictures_that_are_decoded_keep_no_text_waiting(start, monkeypatch):
     media, done = server.intake.processor.media, threading.Event()
     prepare = media.prepare
     monkeypatch.setattr(media, "prepare", lambda parts, *rest: (parts and done.wait(30), prepare(parts, *rest))[1])
-    queue = server.sessions.admission.queues[DECODING]
+    queue = server.sessions.overload.queues[DECODING]
     with ThreadPoolExecutor(4) as threads:
         pictures = [threads.submit(server.chat, [image_part()], max_tokens=2) for _ in range(4)]
         try:

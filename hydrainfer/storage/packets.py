@@ -6,7 +6,7 @@ import msgspec
 
 from hydrainfer.storage.transport import TransportError
 
-MAX_FRAME = 1 << 20
+MAX_PACKET = 1 << 20
 MAX_PIECES = 16_384  # pieces of one request
 
 
@@ -66,24 +66,24 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Frame = Attach | Read | Join | Pull | Put | Granted | Sent | Refused
-_decoder = msgspec.msgpack.Decoder(Frame)
+Packet = Attach | Read | Join | Pull | Put | Granted | Sent | Refused
+_decoder = msgspec.msgpack.Decoder(Packet)
 
 
-def encode(message: Frame) -> bytes:
+def encode(message: Packet) -> bytes:
     body = msgspec.msgpack.encode(message)
-    assert len(body) <= MAX_FRAME, len(body)
+    assert len(body) <= MAX_PACKET, len(body)
     return len(body).to_bytes(4, "little") + body
 
 
 def length(header: bytes) -> int:
     n = int.from_bytes(header, "little")
-    if n > MAX_FRAME:
+    if n > MAX_PACKET:
         raise TransportError(f"a frame of {n} bytes")
     return n
 
 
-def decode(body: bytes) -> Frame:
+def decode(body: bytes) -> Packet:
     try:
         message = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:  # a ValidationError is the first

@@ -25,7 +25,7 @@ _PER_EVENT = 4  # requests that go at once, at most: each is a few milliseconds 
 _TENANTS_PER_EVENT = 8
 
 
-class LinePlace:
+class PreparationPlace:
     """The place of one request in a line. `key`: its rank, then a counter that orders equal ranks by arrival. `ahead`:
     it has been let go."""
 
@@ -36,20 +36,20 @@ class LinePlace:
         self.ahead = False
 
 
-class _TenantLine:
+class _TenantPlaces:
     """The places of one tenant, by rank."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
-        self.waiting: list[LinePlace] = []
-        self.ahead: list[LinePlace] = []
+        self.waiting: list[PreparationPlace] = []
+        self.ahead: list[PreparationPlace] = []
 
 
-def _key(turn: LinePlace) -> tuple[float, int]:
+def _key(turn: PreparationPlace) -> tuple[float, int]:
     return turn.key
 
 
-class PreparationLine:
+class PreparationOrder:
     """The line of one kind of work. `queue`: the queue that counts this work and measures its rate. `n_least`: the
     number of requests that are ahead however slow they are. Used on one thread. The time of a call is at most
     proportional to the number of requests that are ahead."""
@@ -58,24 +58,26 @@ class PreparationLine:
         self.n_waiting = self.n_ahead = 0
         self._queue, self._n_least = queue, n_least
         self._policy = policy
-        self._tenants: OrderedDict[str, _TenantLine] = OrderedDict()  # tenants with places here
+        self._tenants: OrderedDict[str, _TenantPlaces] = OrderedDict()  # tenants with places here
         self._weights = 0.0
         self._ages = count()
 
-    def join(self, share: Share, arrival_s: float, units: float, priority: int, go: Callable[[], None]) -> LinePlace:
+    def join(
+        self, share: Share, arrival_s: float, units: float, priority: int, go: Callable[[], None]
+    ) -> PreparationPlace:
         """Wait until `go` is called, which may be at once. The caller calls `leave` in either case."""
         tenant = self._tenants.get(share.tenant)
         if tenant is None:
-            tenant = self._tenants[share.tenant] = _TenantLine(share.weight)
+            tenant = self._tenants[share.tenant] = _TenantPlaces(share.weight)
             self._weights += share.weight
         rank = rank_s(self._policy, arrival_s, units * self._queue.pace(), priority)
-        turn = LinePlace(share, (rank, next(self._ages)), units, go)
+        turn = PreparationPlace(share, (rank, next(self._ages)), units, go)
         insort(tenant.waiting, turn, key=_key)
         self.n_waiting += 1
         self._advance(share.tenant)
         return turn
 
-    def leave(self, turn: LinePlace) -> None:
+    def leave(self, turn: PreparationPlace) -> None:
         """Note that a request has its first token or has ended. Others may go."""
         tenant = self._tenants[turn.share.tenant]
         turns = tenant.ahead if turn.ahead else tenant.waiting
@@ -112,7 +114,7 @@ class PreparationLine:
                 left -= 1
                 turn.go()
 
-    def _may_go(self, tenant: _TenantLine) -> bool:
+    def _may_go(self, tenant: _TenantPlaces) -> bool:
         """Whether the tenant's first waiting request may go: of the tenant's requests that are ahead, those of better
         rank take less than its share of `_AHEAD_S`, or are fewer than its share of `n_least`."""
         part, n = tenant.weight / self._weights, bisect_left(tenant.ahead, tenant.waiting[0].key, key=_key)
