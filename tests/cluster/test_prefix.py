@@ -260,7 +260,7 @@ KINDS = {"window": {WINDOW: 400}, "state": {STATE: 400}, "both": {WINDOW: 400, S
 @pytest.mark.parametrize("kinds", KINDS)
 @settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(tree=turns)
-def test_what_the_front_promises_of_hybrids_is_found(layout, kinds, tree):
+def test_the_prefix_that_a_placer_counts_on_is_found_by_the_scheduler_of_hybrids(layout, kinds, tree):
     """With room for everything. More may be found: an instance that is alone in its stage is not asked."""
     cluster, promised = Cluster(layout, kv_blocks=2000, embed_blocks=200, more=KINDS[kinds]), {}
     cluster.copy_s = 0.1

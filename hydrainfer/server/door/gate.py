@@ -30,8 +30,8 @@ _MOST_HEADS = 1024
 
 
 class Asked(NamedTuple):
-    """The headers of a request that overload control reads. `n_bytes`: the length of the body, if known; `returning`: the
-    client says that it is a retry."""
+    """The headers of a request that overload control reads. `n_bytes`: the length of the body, if known; `returning`:
+    the client says that it is a retry."""
 
     authorization: str
     n_bytes: int | None

@@ -1,7 +1,7 @@
 """The APIs that clients speak: OpenAI's, and those that are translated to its chats and back.
 
 Each declares itself as one `Protocol` in a file of its own. A translated one also has a file that turns a body into the
-fields of a chat, and one with the `ReplyTurn` that formats the answer. Limits, overload control and deadlines are the same.
+fields of a chat, and one with the `ReplyTurn` that formats the answer. Limits and deadlines are the same.
 """
 
 from hydrainfer.server.protocols.messages import MESSAGES
