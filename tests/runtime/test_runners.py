@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hydrainfer.core import EncodeWork, Lane, SamplingParams, StepBatch, TokenWork
-from hydrainfer.models import llama
+from hydrainfer.models import decoder
 from hydrainfer.ops import select_ops
 from tests.runtime.harness import IMAGE, Prompt, Rig
 
@@ -164,7 +164,7 @@ def test_a_shortlist_gives_the_same_tokens(checkpoints, monkeypatch):
     found, texts = {}, [Prompt([1, 300 + i, 301, 400 + i], []) for i in range(3)]
     plain, told = SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, logprobs=2)
     for least in (1 << 40, 0):
-        monkeypatch.setattr(llama, "_LARGE_HEAD", least)
+        monkeypatch.setattr(decoder, "_LARGE_HEAD", least)
         rig, met = Rig(checkpoints()), []
         if find := rig.model.ops.likeliest:
             short = lambda *a, find=find, met=met: met.append(len(a[0])) or find(*a)  # noqa: E731
