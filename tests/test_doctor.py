@@ -24,7 +24,7 @@ def findings(*words):
     return result.exit_code, {f["name"]: f for f in map(json.loads, result.output.splitlines())}
 
 
-def test_what_it_finds():
+def test_the_doctor_finds_packages_kernels_and_cores():
     code, found = findings("--port", "0")
     assert code == 0 and {f["state"] for f in found.values()} <= {"ok", "note"}
     assert found["hydrainfer"]["says"] == __version__ and "torch" in found["packages"]["says"]
@@ -119,7 +119,7 @@ def test_a_gpu_that_cannot_be_used_is_a_finding(monkeypatch):
 
 
 @pytest.mark.parametrize("mps", [False, True])
-def test_what_a_gpu_has(monkeypatch, tmp_path, mps):
+def test_the_doctor_reports_a_gpu_and_why_parts_are_not_used(monkeypatch, tmp_path, mps):
     """FlashInfer and the compiler are tried, as when a server starts; why one is not used is a note."""
     gib = 1 << 30
     if mps:

@@ -126,7 +126,7 @@ def test_a_wrong_command_line_ends_in_one_line(words, wanted, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("line", WRITTEN)
-def test_what_the_pages_tell_people_to_type_can_be_typed(line):
+def test_commands_of_the_documents_are_accepted_by_the_parser(line):
     """All but the work itself: verbs, flags and values."""
     command = typer.main.get_command(app)
     bench = command.commands["bench"]

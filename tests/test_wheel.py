@@ -92,7 +92,7 @@ def test_all_that_is_read_is_inside_the_package(target):
     assert "hydrainfer/py.typed" in own and not list((target / "hydrainfer/_data").rglob("__init__.py"))
 
 
-def test_it_works_from_another_directory(target, tmp_path):
+def test_the_wheel_works_from_another_directory(target, tmp_path):
     said = json.loads(python("-c", USE, target, cwd=tmp_path, PYTHONPATH=str(target)))
     assert said == {
         "layout": 4,

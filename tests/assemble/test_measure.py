@@ -67,7 +67,7 @@ def test_a_stage_that_was_not_reached_is_said(checkpoint, measured):
         measure_model(str(checkpoint), minutes=1e-6, config=measured[3], grid=GRID, transports=())
 
 
-def test_it_goes_on_where_it_stopped(measured, checkpoint):
+def test_a_measurement_goes_on_where_it_was_interrupted(measured, checkpoint):
     file, journal, _, config = measured
     lines = journal.read_bytes()
     journal.write_bytes(lines + b'{"work": {"chu')  # killed while it wrote

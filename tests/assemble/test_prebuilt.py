@@ -99,7 +99,7 @@ def test_a_name_that_no_server_looks_for_is_refused(flashinfer, arch):
     assert not flashinfer.built
 
 
-def test_what_was_built_for_another_gpu_is_replaced(flashinfer, tmp_path):
+def test_kernels_built_for_another_gpu_are_replaced(flashinfer, tmp_path):
     """FlashInfer finds its modules by name, so that it would load them on any GPU; its own folder outlives upgrades."""
     model = str(MODELS / "llava-1.5-7b")
     for n, folder in enumerate(("0.7.2/90a", "0.7.2/80", "0.8.0/80"), 1):
@@ -112,7 +112,7 @@ def test_what_was_built_for_another_gpu_is_replaced(flashinfer, tmp_path):
     assert len(flashinfer.built) == 4
 
 
-def test_what_does_not_build_is_said_in_a_line(flashinfer, monkeypatch):
+def test_a_kernel_that_does_not_build_is_reported_in_one_line(flashinfer, monkeypatch):
     def fails(arch):
         raise RuntimeError("ninja: error:\nmany lines")
 

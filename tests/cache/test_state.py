@@ -89,7 +89,7 @@ def test_the_third_to_begin_alike_finds_what_the_second_had_to_compute_again():
     assert scheduler.room.n_tokens_missed == 12
 
 
-def test_what_moves_is_the_last_boundary_and_what_is_behind_it():
+def test_a_move_takes_the_state_of_the_last_boundary_and_those_after_it():
     moved = {n: list(STATE.moved(None, n)) for n in (0, 1, 4, 5, 8, 11)}
     assert moved == {0: [], 1: [1], 4: [1], 5: [1, 2], 8: [2], 11: [2, 3]}
 

@@ -171,13 +171,13 @@ def test_transformers_switch_of_who_sees_whom_is_refused(tmp_path, at, value):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "\xff", "[" * 100_000, '{"a":' * 100_000])
-def test_what_is_no_object_is_damaged(tmp_path, text):
+def test_a_json_file_that_is_no_object_is_damaged(tmp_path, text):
     (tmp_path / "config.json").write_text(text, "latin-1")
     with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
         read_json(tmp_path / "config.json")
 
 
-def test_what_is_no_file(tmp_path):
+def test_a_path_that_is_no_file_is_refused(tmp_path):
     assert find_json(tmp_path / "config.json") is None
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         read_json(tmp_path / "config.json")

@@ -147,7 +147,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_not_supported_is_named(llama, tmp_path, name):
+def test_unsupported_features_of_a_gguf_file_are_named(llama, tmp_path, name):
     changes, wanted = WRONG[name]
     assert wanted in complaint(rewritten(llama, tmp_path / "wrong.gguf", **changes), load=True)
 
@@ -193,7 +193,7 @@ def test_another_scaling_of_positions_is_refused(llama, tmp_path, scaling, says)
     assert says in complaint(scaled(llama, tmp_path / "scaled.gguf", scaling))
 
 
-def test_what_was_made_of_a_file_is_made_anew_when_the_code_changes(llama, monkeypatch, tmp_path):
+def test_a_folder_converted_from_gguf_is_made_anew_when_the_code_changes(llama, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first = folder_room.unpack(llama)
     assert folder_room.unpack(llama) == first

@@ -70,7 +70,7 @@ def test_a_name_is_found_in_the_cache(hub, checkpoint):
         ("gone.gguf", "no such file"),
     ],
 )
-def test_what_is_no_model_says_what_a_model_is(tmp_path, monkeypatch, name, says):
+def test_a_folder_without_a_model_is_refused_with_what_a_model_has(tmp_path, monkeypatch, name, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     for file in ("README.md", "empty/model.safetensors"):
@@ -158,7 +158,7 @@ def test_why_the_hub_gave_nothing_is_said(hub, monkeypatch, error, why):
     "missing",
     ["model-00002-of-00003.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json"],
 )
-def test_what_the_cache_lacks_is_fetched_without_what_is_not_needed(hub, sharded, monkeypatch, missing):
+def test_files_that_the_hub_cache_lacks_are_fetched_and_no_unneeded_ones(hub, sharded, monkeypatch, missing):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     snapshot = keep(hub, sharded)
     file = snapshot / missing

@@ -39,7 +39,7 @@ def test_every_family_that_sees_is_here():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_an_entry_names_is_there(name):
+def test_layers_and_pictures_that_a_family_names_can_be_imported(name):
     family = FAMILIES[name]
     assert (resolve_name(family.layers).vision is not None) == (family.vision is not None) == bool(family.pictures)
     assert all(callable(resolve_name(made)) for made in (family.pictures, family.videos) if made)
@@ -122,7 +122,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "case"), CASES, ids=lambda v: v if isinstance(v, str) else next(iter(v[0])))
-def test_what_is_wrong_is_said_alike_by_all_who_ask(write, name, case):
+def test_a_wrong_value_gives_the_same_error_to_every_reader(write, name, case):
     changes, says = case
     path, messages = write(name, PREPROCESSING | changes), set()
     for read in READERS:

@@ -31,7 +31,7 @@ def test_the_least_delayed_message_tells_the_shift_and_time_never_runs_backwards
     assert clock() == pytest.approx(local[0] + 900.0, abs=0.005)
 
 
-def test_on_one_machine_it_is_the_local_clock():
+def test_the_hub_clock_is_the_local_clock_on_one_machine():
     clock = HubClock(lambda: 7.0, same=True)
     clock.hear(6.9)
     assert clock.known and clock() == 7.0

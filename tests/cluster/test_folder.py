@@ -71,7 +71,7 @@ def wait_gone(pids, folder):
         time.sleep(0.01)
 
 
-def test_what_a_killed_run_left_ends_with_the_next_and_a_living_one_does_not(run):
+def test_the_next_run_ends_the_leftovers_of_a_killed_run_and_spares_a_living_one(run):
     living = RunFolder()
     process, dead, member, _ = run()
     assert dead.exists() and dead.stat().st_mode & 0o077 == 0
@@ -106,7 +106,7 @@ def test_a_guarded_run_that_ends_leaves_nothing(run):
     assert process.returncode == 9 and alive([member, guardian]) == [] and not folder.exists()
 
 
-def test_what_is_secret_is_for_this_user_alone(base):
+def test_files_with_secrets_are_readable_by_this_user_alone(base):
     before = os.umask(0)
     folder = RunFolder(for_ray=True)
     os.umask(before)

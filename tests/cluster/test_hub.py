@@ -264,7 +264,7 @@ def test_garbage_is_refused_and_nobody_stops(tmp_path):
         (RuntimeError("no such weights"), InternalError, "instance D0 cannot start: RuntimeError: no such weights"),
     ],
 )
-def test_one_that_cannot_start_says_why_in_one_line_and_takes_the_others_along(
+def test_an_instance_that_cannot_start_ends_the_others_with_its_reason_in_one_line(
     tmp_path, refusing, raises, says, caplog
 ):
     world = World(refusing={"D0": refusing}, slow={"P0": 0.5})
@@ -275,7 +275,7 @@ def test_one_that_cannot_start_says_why_in_one_line_and_takes_the_others_along(
     assert sorted(world.built) == ["E0", "P0"]
 
 
-def test_one_that_takes_too_long_to_start_is_named(tmp_path):
+def test_an_instance_that_takes_too_long_to_start_is_named(tmp_path):
     world = World(slow={"P0": 1.0})
     with (
         nothing_left(),
@@ -285,7 +285,7 @@ def test_one_that_takes_too_long_to_start_is_named(tmp_path):
         pass
 
 
-def test_what_cannot_be_placed_leaves_no_thread(tmp_path):
+def test_a_layout_that_cannot_be_placed_leaves_no_thread(tmp_path):
     class Nowhere(InProcess):
         def start(self, plans, on_gone):
             raise ConfigError("layout needs 3 GPUs, the cluster has 0")
@@ -304,7 +304,7 @@ def test_submit_without_an_instance_of_the_first_stage_that_could_come_back_is_r
             r.hub.submit(make_request("second"))
 
 
-def test_one_that_said_why_it_cannot_start_is_not_reported_dead_as_well(tmp_path, monkeypatch, caplog):
+def test_an_instance_that_failed_to_start_is_not_reported_dead_as_well(tmp_path, monkeypatch, caplog):
     close = Hub.close
 
     def close_late(hub):

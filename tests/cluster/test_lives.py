@@ -115,7 +115,7 @@ def test_one_whose_instance_dies_goes_on_from_what_was_told():
     assert [e.kind for e in rig.events].count(EventKind.TOKEN) == 4
 
 
-def test_what_a_dead_one_or_an_old_life_says_is_not_heard():
+def test_reports_of_dead_instances_and_of_earlier_lives_are_ignored():
     rig = Rig("EPD0", "EPD1")
     rig.submit()
     ((first, *_),) = rig.submitted()
@@ -204,7 +204,7 @@ def test_outputs_that_overtake_each_other_are_told_in_order_and_once():
     assert len(rig.told) == 4
 
 
-def test_what_the_client_has_is_cut_off():
+def test_tokens_that_the_client_has_are_cut_off_repeated_outputs():
     rig = Rig("EPD0")
     rig.submit()
     rig.says("EPD0", out(0, 7, 8))
@@ -241,7 +241,7 @@ def test_the_wait_for_a_missing_token_begins_anew_with_each_gap():
     assert rig.tokens() == ANSWER and rig.side.lives.n_recovered == 0
 
 
-def test_one_that_is_cancelled_and_then_lost_ends_without_another_life():
+def test_a_request_that_is_cancelled_and_then_lost_ends_without_another_life():
     rig = Rig("EPD0", "EPD1")
     rig.submit()
     ((first, *_),) = rig.submitted()
@@ -266,7 +266,7 @@ def test_a_cancel_names_the_life():
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_what_kills_four_instances_in_a_row_is_a_500(heard):
+def test_a_request_that_kills_four_instances_in_a_row_ends_with_500(heard):
     """An instance that has said nothing of a request is unlikely to have died of it."""
     rig = Rig("EPD0", "EPD1")
     rig.submit()
@@ -297,7 +297,7 @@ def test_a_long_answer_outlives_any_number_of_deaths():
     assert rig.end() is None and len(rig.tokens()) == told
 
 
-def test_who_lost_a_report_on_its_way_is_of_no_use_any_more():
+def test_an_instance_whose_report_was_lost_is_killed():
     rig = Rig("EPD0")
     for n in (1, 2):
         rig.side.hear(Report(*rig.who("EPD0"), 0.0, n=n), 0.0)
@@ -393,7 +393,7 @@ def test_a_batch_that_does_not_end_is_a_kill():
     assert rig.side.census.kills == [rig.who("EPD0")]
 
 
-def test_who_only_counts_does_not_stop_who_serves(caplog):
+def test_a_failing_event_recorder_does_not_stop_serving(caplog):
     def fails(event):
         raise ValueError("no such metric")
 

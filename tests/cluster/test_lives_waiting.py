@@ -12,7 +12,7 @@ DAMAGED = ErrorInfo.of(CheckpointError("/models/x: config.json is missing"))
 
 
 @pytest.mark.parametrize("stage", ["E", "P"])
-def test_a_newcomer_waits_for_an_instance_to_come_back(stage):
+def test_a_new_request_waits_for_an_instance_to_come_back(stage):
     rig = Rig("E0", "P0", "D0")
     rig.die(f"{stage}0")
     rig.submit(pictures=[1] if stage == "E" else [])
@@ -37,7 +37,7 @@ def test_newcomers_go_in_the_order_in_which_they_came():
     assert [name for _, name, _ in rig.submitted()] == ["a", "b", "c", "d"]
 
 
-def test_a_newcomer_whose_patience_ends_is_a_503():
+def test_a_new_request_whose_patience_ends_is_a_503():
     rig = Rig("E0", "D0", "P0")
     rig.die("P0")
     rig.submit()
@@ -47,7 +47,7 @@ def test_a_newcomer_whose_patience_ends_is_a_503():
     assert rig.side.lives.n_live == 0
 
 
-def test_an_orphan_waits_for_an_instance_to_come_back():
+def test_a_request_whose_instance_died_waits_for_one_to_come_back():
     rig = Rig("P0", "D0")
     rig.submit()
     rig.says("P0", out(0, 7))
@@ -61,7 +61,7 @@ def test_an_orphan_waits_for_an_instance_to_come_back():
     assert rig.end() is None
 
 
-def test_an_orphan_whose_patience_ends_is_a_503():
+def test_a_request_whose_instance_died_is_a_503_once_its_patience_ends():
     rig = Rig("P0", "D0")
     rig.submit()
     rig.die("P0")
@@ -103,7 +103,7 @@ def test_a_lost_stage_ends_who_needs_it_and_nobody_else(lost, goes_on):
         rig.submit("later")
 
 
-def test_what_an_instance_says_when_it_dies_is_no_failed_start():
+def test_the_last_words_of_a_running_instance_are_no_failed_start():
     rig = Rig("P0", "D0")
     rig.side.census.failed(*rig.who("P0"), DAMAGED, rig.now)
     rig.die("P0")
@@ -114,7 +114,7 @@ def test_what_an_instance_says_when_it_dies_is_no_failed_start():
     assert DAMAGED.message in rig.side.census.restarts.trouble("P0")
 
 
-def test_an_orphan_that_is_cancelled_ends_at_once_and_for_good():
+def test_a_cancelled_request_without_an_instance_ends_at_once_and_for_good():
     rig = Rig("P0", "D0")
     rig.submit()
     rig.die("P0")

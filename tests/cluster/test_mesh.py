@@ -171,7 +171,7 @@ def test_raw_bytes_and_messages_that_are_too_long_end_only_their_connection(secu
     assert set(got) == {b"after"}
 
 
-def test_what_is_said_to_who_is_gone_is_lost_without_waiting(pair):
+def test_a_message_to_a_peer_that_is_gone_is_lost_without_waiting(pair):
     a, b = pair
     gone = Mesh(b.address.replace("/b", "/gone") if "ipc" in b.address else LOOPBACK, b._keys)
     a.connect("b", gone.address)
@@ -187,7 +187,7 @@ def test_what_is_said_to_who_is_gone_is_lost_without_waiting(pair):
     a.send("b", b"nobody")
 
 
-def test_who_stops_reading_loses_messages_and_stops_nobody(meshes, monkeypatch, caplog):
+def test_a_peer_that_stops_reading_loses_messages_and_stops_nobody(meshes, monkeypatch, caplog):
     monkeypatch.setattr(mesh_module, "_QUEUE", 10)
     a, b = meshes(), meshes()
     a.connect("b", b.address)

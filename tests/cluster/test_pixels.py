@@ -69,7 +69,7 @@ def test_they_arrive_as_stored(server, client, shape):
     assert np.array_equal(got, server.pictures["a"])
 
 
-def test_what_is_not_contiguous_arrives_too(server, client):
+def test_pictures_that_are_not_contiguous_arrive(server, client):
     server.pictures["a"] = picture(1).transpose(1, 2, 0)[::2]
     assert np.array_equal(client("a"), server.pictures["a"])
 
@@ -87,7 +87,7 @@ def client_error(client, ref):
         client(ref)
 
 
-def test_one_that_is_not_there_is_a_key_error_and_the_next_is_answered(server, client):
+def test_an_unknown_picture_is_a_key_error_and_the_next_one_is_answered(server, client):
     server.pictures["a"] = picture(1)
     client_error(client, "gone")
     client_error(client, "ü")

@@ -78,7 +78,7 @@ def test_a_later_turn_computes_and_moves_only_what_is_new(layout, copy_s):
     cluster.check_whole()
 
 
-def test_what_is_kept_where_it_was_decoded_is_fetched_when_it_is_gone_where_it_was_prefilled():
+def test_kv_kept_by_the_decode_instance_is_fetched_when_the_prefill_instance_lacks_it():
     cluster = Cluster("1E1P1D", kv_blocks=200, embed_blocks=32)
     cluster.copy_s = 0.1
     first, second, *_ = requests_of(CONVERSATION)
@@ -98,7 +98,7 @@ def test_what_is_kept_where_it_was_decoded_is_fetched_when_it_is_gone_where_it_w
 
 @pytest.mark.parametrize("layout", ["1EP1D", "1ED1P"])
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_who_has_no_room_for_what_is_kept_gets_the_request_without_it(layout, is_gone):
+def test_an_instance_without_room_for_the_kept_kv_gets_the_request_without_it(layout, is_gone):
     """Nobody waits with KV at one that decodes for room at one that prefills, whose requests may wait for room there.
     The same if what was kept is gone when the request comes. Where that one encodes, too, it begins with that."""
     cluster = Cluster(layout, kv_blocks=30, embed_blocks=32)
@@ -153,7 +153,7 @@ def test_choices_of_one_prompt_compute_it_once(layout):
 
 @pytest.mark.parametrize("layout", ["1E1PD", "1E1P1D"])
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_who_comes_past_the_encoder_goes_back_to_it_if_the_kv_is_gone(layout, is_gone):
+def test_a_request_that_skipped_the_encoder_goes_back_to_it_if_the_kv_is_gone(layout, is_gone):
     """Evicted, and the hub does not know it yet."""
     cluster = Cluster(layout, kv_blocks=24, embed_blocks=2)
     first, *_ = requests_of(CONVERSATION)
@@ -219,7 +219,7 @@ def test_trees_of_conversations_under_pressure_and_kills(tree, layout, kv_blocks
     cluster.check_whole()
 
 
-def test_who_is_preempted_and_needs_the_encoder_in_the_same_turn_departs_once():
+def test_a_request_that_is_preempted_and_needs_the_encoder_in_one_turn_departs_once():
     """ "young" gives way to "old". Its prefix would spare it the encoder, but "first" takes those blocks at once."""
     cluster = Cluster("1E1PD", kv_blocks=12, embed_blocks=2)
     requests = [
@@ -238,7 +238,7 @@ def test_who_is_preempted_and_needs_the_encoder_in_the_same_turn_departs_once():
 
 
 @pytest.mark.parametrize("layout", ["1EP1D", "1E1P1D", "1EPD", "2EPD"])
-def test_what_a_preempted_request_finds_of_itself_was_not_cached(layout):
+def test_a_preempted_request_does_not_count_its_own_blocks_as_cached(layout):
     """Its produced tokens are no part of the prompt, of which `cached_tokens` is a part."""
     cluster = Cluster(layout, kv_blocks=24, embed_blocks=32)
     requests = [make_request(f"r{i}", n_text=6, max_tokens=40, salt=b"%d" % (i % 4)) for i in range(8)]

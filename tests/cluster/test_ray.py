@@ -234,7 +234,7 @@ def test_an_instance_of_another_host_is_watched_and_killed_through_ray(cluster, 
 
 
 @pytest.mark.slow  # Ray asks it nicely for five seconds
-def test_one_that_hangs_is_killed_through_ray(cluster, tmp_path):
+def test_a_hanging_instance_is_killed_through_ray(cluster, tmp_path):
     launcher = RayLauncher(partial(light))
     with Rig("1EPD", launcher, tmp_path, host="elsewhere") as rig:
         hangs = rig.info("EPD0")
@@ -245,7 +245,7 @@ def test_one_that_hangs_is_killed_through_ray(cluster, tmp_path):
     print(f"death of a hanging one heard of {killed_s:.1f} s after kill")
 
 
-def test_one_that_cannot_start_says_why_and_takes_the_others_along(cluster, tmp_path):
+def test_an_actor_that_cannot_start_ends_the_others_with_its_reason(cluster, tmp_path):
     start = time.monotonic()
     launcher = RayLauncher(partial(light, fails_in="D0"))
     with (
@@ -265,7 +265,7 @@ def test_one_that_cannot_start_says_why_and_takes_the_others_along(cluster, tmp_
         (MachineShare(cpus=5), "no single node has 5 CPUs for EPD1"),
     ],
 )
-def test_what_the_cluster_lacks_is_said_before_anything_starts(cluster, tmp_path, share, message):
+def test_missing_resources_of_the_cluster_are_reported_before_anything_starts(cluster, tmp_path, share, message):
     shares = {"EPD0": share, "EPD1": share}
     if share.cpus == 5:
         shares = {"EPD0": MachineShare(), "EPD1": share}

@@ -32,7 +32,7 @@ def attempts(made, name, error, n, now=0.0):
 
 
 @pytest.mark.parametrize("error", PASSING)
-def test_what_may_pass_is_tried_some_times_with_longer_and_longer_pauses(error):
+def test_a_failure_that_may_pass_is_retried_with_longer_and_longer_pauses(error):
     made = restarts("E0", "P0", "D0")
     made.gone("P0", 0.0)
     assert made.lost(DARK, 0.0) is None and made.trouble("P0") == "" and made.due(99.0) == []
@@ -80,7 +80,7 @@ def test_pauses_end_growing():
     assert times[-1] - times[-2] == 60.0
 
 
-def test_one_that_is_back_starts_from_nothing():
+def test_an_instance_that_came_back_has_no_failures_any_more():
     made = restarts("P0")
     attempts(made, "P0", PASSING[0], 5)
     made.back("P0")
@@ -97,7 +97,7 @@ def test_one_that_is_back_starts_from_nothing():
         ({"timeout_s": 600.0}, {}, 601.0, "P0 has died and is not back after 600 s"),
     ],
 )
-def test_who_never_says_why(options, gone, at, says):
+def test_an_instance_that_stays_away_makes_its_stage_lost_with_the_reason(options, gone, at, says):
     made = restarts("E0", "P0", "D0", **options)
     made.gone("P0", 0.0, **gone)
     assert made.lost(DARK, at) == (Stage.PREFILL, f"no instance can prefill any more: {says}")

@@ -24,7 +24,7 @@ def test_one_at_a_time_when_idle_or_after_its_rest():
     assert rolling.turn(9.0, there, IDLE) is None and rolling.resting is None, "all have been"
 
 
-def test_one_that_dies_while_it_rests_needs_no_other_end():
+def test_an_instance_that_dies_while_it_rests_is_not_ended_again():
     rolling = Rolling()
     rolling.begin(["P0", "D0"])
     rolling.turn(0.0, {"P0": 1, "D0": 1}, BUSY)

@@ -82,7 +82,7 @@ def test_a_burst_of_different_pictures_is_spread():
     assert {owners.count(n) for n in set(owners)} <= {49, 50, 51}
 
 
-def test_of_two_ways_the_one_with_more_behind_it_gets_more():
+def test_the_way_with_more_instances_behind_it_gets_more_requests():
     made = placer("1E2PD+1EPD")
     counts = {"E0": 0, "EPD3": 0}
     for i in range(90):
@@ -138,7 +138,7 @@ def test_the_least_predicted_delay_is_chosen():
     assert made.choose(make_request("c"), Stage.PREFILL, ()) == "EPD2"
 
 
-def test_what_was_chosen_counts_until_the_instance_speaks_again():
+def test_placed_requests_count_until_the_next_report_of_the_instance():
     made = placer("2EPD")
     hear(made, EPD0=Load(n_tokens=10), EPD1=Load(n_tokens=100))
     owners = [made.choose(make_request(f"r{i}", n_text=60), Stage.PREFILL, ()) for i in range(4)]
@@ -200,7 +200,7 @@ def test_another_incarnation_starts_with_no_load():
     assert made.choose(make_request("a"), Stage.PREFILL, ()) == "EPD0"
 
 
-def test_who_has_computed_the_beginning_is_preferred_until_it_is_too_busy():
+def test_an_instance_with_the_cached_prefix_is_preferred_until_it_is_too_busy():
     made, request = placer("3PD"), make_request("a", n_text=40, salt=b"")
     keys = tuple(split_chain(request.keys)[1:])
     made.roster.locator.learn("PD1", full(keys[:8]))
@@ -234,7 +234,7 @@ def test_a_request_goes_past_the_encoder_to_who_has_computed_its_pictures():
     [(1e-5, 1e-3, [1], "D1"), (1e-2, 1e-3, [1], "EP0"), (1e-5, 1e-5, [1], "EP0"), (1e-5, 1e-3, [1, 2], "EP0")],
     ids=["soon", "slow", "computed-sooner", "another-picture"],
 )
-def test_what_is_kept_where_it_was_decoded_is_fetched_if_that_takes_less(pull_s, token_s, pictures, way):
+def test_kv_kept_by_a_decode_instance_is_fetched_if_that_takes_less_time(pull_s, token_s, pictures, way):
     made = placer("1EP1D")
     request = make_request("r", n_text=400, pictures=pictures, salt=b"")
     keys = split_chain(make_request("r", n_text=400, pictures=[1], salt=b"").keys)[1:]

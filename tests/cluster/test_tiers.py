@@ -29,7 +29,7 @@ def serve(cluster, requests):
 
 @pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
 @pytest.mark.parametrize("pictures", [(), (1,)], ids=["text", "pictures"])
-def test_what_was_evicted_is_found_again(layout, pictures):
+def test_evicted_blocks_are_found_again_in_a_tier(layout, pictures):
     """By requests that wait where it is. One that comes from an encoder brings its pictures, and asks no tier."""
     found = {}
     for keeps in (False, True):

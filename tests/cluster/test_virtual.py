@@ -85,7 +85,7 @@ def test_no_batch_waits_for_a_grammar(layout, chaos):
     cluster.check_whole()
 
 
-def test_who_has_been_idle_for_long_does_not_count_as_stalled():
+def test_an_instance_that_was_idle_for_long_does_not_count_as_stalled():
     cluster = Cluster("1E1P1D", 64, 32)
     cluster.now = 50_000.0
     cluster.submit(make_request("a", pictures=[1], max_tokens=5))

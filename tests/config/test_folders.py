@@ -42,7 +42,7 @@ def test_without_a_home_to_write_to_a_private_one(home, monkeypatch, what):
 
 
 @pytest.mark.parametrize("how", ["open", "link"])
-def test_one_that_others_may_have_filled_is_not_used(home, monkeypatch, how):
+def test_a_folder_that_other_users_may_have_filled_is_not_used(home, monkeypatch, how):
     monkeypatch.setenv("HOME", "/proc")
     foreign = home / "tmp" / f"hydrainfer.cache-{os.getuid()}"
     if how == "open":

@@ -50,14 +50,14 @@ def test_each_field_of_a_sequence_has_one_writer():
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
 
 
-def test_what_a_sequence_holds_is_written_by_the_room_alone():
+def test_the_hold_of_a_sequence_is_written_by_the_room_alone():
     found = writers(Hold.__slots__, {"hold"})
     assert found.keys() >= {"blocks", "capacity", "due", "remapped"}
     measured = {"assemble/rig.py"}  # batches without a scheduler, to measure a device
     assert all(files - measured == {"scheduler/room.py"} for files in found.values()), found
 
 
-def test_nobody_keeps_a_copy_of_what_an_instance_does():
+def test_no_object_of_the_scheduler_keeps_a_copy_of_the_duties():
     """`Duties` may change: outside its own file, nobody stores what it has answered."""
     for path in (ROOT / "scheduler").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -70,7 +70,7 @@ def test_values_may_be_narrower_than_keys():
     assert backend.kinds == ["plain", "plain"]
 
 
-def test_what_was_not_checked_is_attended_by_torch():
+def test_attention_that_was_not_checked_is_computed_by_torch():
     """Its module may be missing, and a request would fail."""
     backend = Backend(CPU)
     backend._works = {Module("plain", BF16, 64, 64, False)}
@@ -288,7 +288,7 @@ def by_torch(llava):
 
 
 @pytest.mark.parametrize("at", ["", "import", "build", "ninja", "run", "result", "NaN"])
-def test_one_that_does_not_work_is_left_out_before_anything_is_served(
+def test_a_flashinfer_that_does_not_work_is_left_out_before_anything_is_served(
     llava, by_torch, cuda_select, tmp_path, at, monkeypatch
 ):
     make = type("Broken", (Breaks,), {"at": at})

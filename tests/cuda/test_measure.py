@@ -91,7 +91,7 @@ def kinds_of(cases: Sequence[Case]) -> set[str]:
 
 @pytest.mark.parametrize("gib", [60, 120])
 @pytest.mark.parametrize("name", ["llava-1.5-7b", "qwen2-vl-7b", "qwen3-vl-8b", "llama-3.1-8b"])
-def test_what_fits_a_gpu_is_measured(gpu, monkeypatch, name, gib):
+def test_batches_that_fit_the_gpu_are_measured(gpu, monkeypatch, name, gib):
     """A place for the longest context of every sequence would be more than any GPU has."""
     asked, said = [], []
 

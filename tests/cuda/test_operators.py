@@ -105,7 +105,7 @@ def test_a_mixed_batch_of_recurrent_layers(computes, fresh):
     assert module.calls == ["conv_step", "delta_step", "conv_step"]
 
 
-def test_what_the_kernels_do_not_take_is_left_to_torch_and_in_no_graph(computes):
+def test_operators_without_a_kernel_are_left_to_torch_and_in_no_graph(computes):
     module, kernels = computes
     batch = batch_of([1, 1], False)
     x, weight, tails = random(2, 36, dtype=F32), random(36, 5, dtype=F32), random(30, 4, 36, dtype=F32)

@@ -88,7 +88,7 @@ def test_every_part_runs_with_tiny_shapes(part, place, monkeypatch):
         assert json.loads((place.results / f"{part.name}.json").read_text())["results"]
 
 
-def test_what_a_rehearsal_finds_is_judged(place):
+def test_the_summary_of_a_rehearsal_leaves_no_target_out(place):
     """Runs after the parts: the words are made of what they wrote, and no target is left out."""
     words = summary(place.results)
     ran = {path.stem for path in place.results.glob("*.json")}

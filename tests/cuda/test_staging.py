@@ -87,7 +87,7 @@ def there(monkeypatch):
     return stream, store
 
 
-def test_what_is_sent_is_what_the_device_had(there, monkeypatch):
+def test_sent_blocks_are_those_of_the_device(there, monkeypatch):
     stream, store = there
     memory = lambda _: Pinned(stream, torch.zeros(AT_ONCE, BLOCK, dtype=torch.uint8))  # noqa: E731
     monkeypatch.setattr(staging, "_pinned", memory)
@@ -101,7 +101,7 @@ def test_what_is_sent_is_what_the_device_had(there, monkeypatch):
 
 
 @pytest.mark.parametrize("fails_at", [None, 0, 3])
-def test_what_is_received_lies_where_it_belongs(there, monkeypatch, fails_at):
+def test_received_blocks_lie_where_they_belong(there, monkeypatch, fails_at):
     stream, store = there
     monkeypatch.setattr(staging, "_pinned", lambda _: torch.zeros(AT_ONCE, BLOCK, dtype=torch.uint8))
     source = torch.randint(1, 256, (len(IDS), BLOCK), dtype=torch.uint8)

@@ -54,7 +54,7 @@ def configs():
 
 
 @pytest.mark.parametrize("config", configs())
-def test_it_follows_the_budgets(config):
+def test_the_workspace_follows_the_budgets(config):
     whole_role = Role.parse("PD" if config.vision is None else "EPD")
 
     def needs(role=whole_role, **rows):

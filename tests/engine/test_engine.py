@@ -93,7 +93,7 @@ def test_deadline_ends_with_504_even_in_the_queue():
     rig.caches.check(idle=True)
 
 
-def test_what_waits_and_cannot_meet_its_deadline_any_more_ends_before_it_costs_anything():
+def test_a_waiting_request_that_cannot_meet_its_deadline_ends_before_it_costs_anything():
     rig = Rig(overlap="off")
     rig.engine.submit(make_request("first", pictures=[1, 2], max_tokens=30), 0.0)
     rig.run(until=4.0)  # a picture takes 1.5 s: certainly not less than half of that
@@ -107,7 +107,7 @@ def test_what_waits_and_cannot_meet_its_deadline_any_more_ends_before_it_costs_a
     rig.caches.check(idle=True)
 
 
-def test_who_waits_for_what_another_computes_may_still_be_in_time():
+def test_a_request_that_waits_for_anothers_prefill_may_still_meet_its_deadline():
     rig = Rig(overlap="off", step_s=0.1)
     rig.engine.submit(make_request("measured", pictures=[1, 2]), 0.0)
     rig.run()  # a picture takes 1.5 s: certainly not less than half of that
@@ -263,7 +263,7 @@ def sink_that_fails_once(outputs):
     [{"device": ForgetfulDevice()}, {"record": broken_record}, {"sink": sink_that_fails_once}],
     ids=["apply", "record", "sink"],
 )
-def test_whatever_breaks_every_request_ends_once(broken):
+def test_every_request_ends_once_whatever_breaks(broken):
     thread, outputs, _ = threaded(**broken)
     both = [make_request("a", n_text=3, max_tokens=1), make_request("b", n_text=3, max_tokens=1)]
     thread._inbox.extend(lambda engine, now, r=r: engine.submit(r, now) for r in both)  # one batch: a ends, b fails

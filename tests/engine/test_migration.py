@@ -289,7 +289,7 @@ def test_a_cancelled_offer_keeps_its_blocks_until_the_peer_answers_or_the_lease_
     assert Free(0) in s.tick(10.0) and s.idle
 
 
-def test_whoever_does_not_answer_for_a_lease_is_forgotten():
+def test_a_peer_that_does_not_answer_for_a_lease_is_forgotten():
     """The source after it has let go, the target after it has copied."""
     s, t = Source(TIMING), Target(TIMING)
     (send,) = s.offer(make_handoff("a"), "B", 0, 0.0)

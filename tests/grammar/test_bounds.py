@@ -35,7 +35,7 @@ def wait_until_none(grammars):
         time.sleep(0.01)
 
 
-def test_what_compiles_for_ever_is_refused_and_what_is_simple_does_not_wait(make_grammars):
+def test_an_endless_grammar_is_refused_and_simple_ones_do_not_wait_for_it(make_grammars):
     grammars = make_grammars(bounds=bounds.TrialBounds(n_bytes=1 << 30))
 
     async def ask():
@@ -54,7 +54,7 @@ def test_what_compiles_for_ever_is_refused_and_what_is_simple_does_not_wait(make
     grammars.close()
 
 
-def test_what_took_too_long_is_remembered(make_grammars):
+def test_a_grammar_that_took_too_long_is_remembered(make_grammars):
     grammars = make_grammars(bounds=bounds.TrialBounds(cpu_s=0.2, wall_s=60.0))
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=r"0\.2 s"):
@@ -115,7 +115,7 @@ def test_the_process_is_started_again_when_it_was_killed(grammars):
         asyncio.run(grammars.check(Grammar("regex", "a(")))
 
 
-def test_what_is_kept_stays_within_its_bytes(grammars, monkeypatch):
+def test_the_cache_of_grammars_stays_within_its_bytes(grammars, monkeypatch):
     monkeypatch.setattr(compiling, "KEPT_BYTES", 10 << 20)
     for n in (10007, 10009, 10037, 10039, 10061):  # a few MiB each
         grammars.compiled(remainders(n))

@@ -144,7 +144,7 @@ def test_kinds(grammars, tokenizer, grammar, answer):
     ],
     ids=lambda g: g.text,
 )
-def test_what_cannot_be_compiled_is_said_each_time(grammars, grammar):
+def test_a_grammar_that_cannot_be_compiled_is_refused_each_time(grammars, grammar):
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="cannot be used") as e:
             grammars.compiled(grammar)

@@ -16,7 +16,7 @@ USUAL = {"prefill": 0.3, "decode": 0.01}
         ({"prefill": 0.2, "decode": 0.1, "outside": 1.0}, "outside", "outside", "outside"),
     ],
 )
-def test_what_took_most_beyond_the_usual_is_blamed(spent, ttft, tpot, e2e):
+def test_the_interval_that_exceeds_the_usual_most_is_blamed(spent, ttft, tpot, e2e):
     assert blamed(Verdict(False, False, False), spent, USUAL, 11) == {"ttft": ttft, "tpot": tpot, "e2e": e2e}
     assert blamed(Verdict(True, True, False), spent, USUAL, 11) == {"e2e": e2e}
 

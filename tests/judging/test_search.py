@@ -79,7 +79,7 @@ def test_runs_that_could_not_tell_are_not_asked_for():
         assert (search.next() == Ask(load * CAPACITY, 2)) is again, load
 
 
-def test_what_is_below_a_rate_that_is_carried_for_certain_lowers_nothing():
+def test_a_short_run_below_a_rate_that_is_certainly_carried_lowers_nothing():
     search, alone = Search(30.0, max_runs=1), Search(30.0, max_runs=1)
     for s in (search, alone):
         s.tell(30.0, run_at(30.0, 8000, 0.5))
@@ -134,7 +134,7 @@ def test_everything_is_met():
     assert found.rate_per_s == 20 and "still reached at 20" in found.note and found.high is None
 
 
-def test_what_runs_cannot_tell_is_said():
+def test_an_undecided_range_of_rates_is_named_in_the_note():
     search = Search(1.0, max_runs=2)
     told(search, lambda rate: 1.0 if rate < 4 else 0.9 if rate < 9 else 0.0, n=100)
     found = search.result()

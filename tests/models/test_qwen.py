@@ -120,7 +120,7 @@ def test_embeddings_in_half_precision(case, dtype):
     assert float((got - want).pow(2).mean().sqrt() / want.std()) < {"bfloat16": 0.05, "float16": 0.01}[dtype]
 
 
-def test_what_is_no_picture(case):
+def test_patched_pictures_of_a_wrong_shape_are_refused(case):
     model = load_model(case[0], Role.parse("E"))
     side = model.config.vision.patch * 2
     for shape, grid in [
@@ -262,7 +262,7 @@ def test_spellings_and_shards_are_one_model(case, tmp_path):
     ],
     ids=lambda v: "-".join(v) if isinstance(v, dict) else "",
 )
-def test_what_a_checkpoint_may_not_say(tmp_path_factory, tmp_path, section, changes, says):
+def test_unsupported_settings_of_a_qwen_checkpoint_are_refused(tmp_path_factory, tmp_path, section, changes, says):
     path = tmp_path_factory.getbasetemp() / "refused"
     if not path.exists():
         make_qwen("qwen2_vl", path)

@@ -52,7 +52,7 @@ def test_the_error_is_half_a_step():
         assert torch.equal(part.values, whole.values) and torch.equal(part.scales, whole.scales)
 
 
-def test_what_is_widened_is_prepared_as_it_is_multiplied(monkeypatch):
+def test_widened_weights_are_prepared_as_they_are_multiplied(monkeypatch):
     """Slice by slice, the last of which may be smaller."""
     monkeypatch.setattr(int8, "_SLICE_BYTES", 4 * 64 * 30)
     asked, met = [], []

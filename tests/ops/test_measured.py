@@ -117,7 +117,7 @@ def test_the_first_of_equal_ways_is_taken():
     assert fastest({"widened": 0.5, "torch": 1.0}) == "widened"
 
 
-def test_it_is_measured_once(monkeypatch, tmp_path):
+def test_the_ways_to_multiply_are_measured_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(remembered, "processor_s", lambda: None)  # quiet, for all one knows
     monkeypatch.setattr(measured, "_BYTES", 16 << 20)

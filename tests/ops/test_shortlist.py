@@ -36,7 +36,7 @@ def heads():
 @pytest.mark.parametrize("name", heads())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
-def test_it_is_that_of_the_whole_head(kernels, name, dtype, rows):
+def test_the_likeliest_token_of_a_shortlist_is_that_of_the_whole_head(kernels, name, dtype, rows):
     head = heads()[name].to(dtype)
     shortlist = shortlist_of(head)
     for seed in range(20):

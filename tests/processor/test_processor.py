@@ -335,7 +335,7 @@ ANY = {"a": 1}
 
 
 @pytest.mark.parametrize("wrong", [None, 5, 1.5, True, b"text", object(), Image, image(1)])
-def test_what_is_no_prompt_is_refused_with_its_place(wrong):
+def test_prompts_of_a_wrong_type_are_refused_with_their_place(wrong):
     with pytest.raises(InvalidRequest, match=r"prompts must be a text, .*, not \w+"):
         parse_prompts(wrong)
     with pytest.raises(InvalidRequest, match=r"prompts.1 must be a text, .*, not \w+"):

@@ -29,7 +29,7 @@ def test_recorded_times_are_not_what_is_validated(tmp_path):
     live.check_live(prepare(msgspec.structs.replace(question, arrivals="poisson"), never))
 
 
-def test_what_is_run_has_the_plans_target(monkeypatch):
+def test_the_live_run_has_the_target_of_the_plan(monkeypatch):
     question = ProfileQuestion(
         model="builtin", devices=1, cost_model=COSTS, slo="ttft=1,tpot=0.1", requests=60, target=0.5
     )

@@ -136,7 +136,7 @@ def test_least_latency_at_a_rate(by):
         ({"hardware": None, "cost_model": Path("configs/cost_models/builtin-cpu.yaml")}, "measured with shapes-and"),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_a_line(changes, said):
+def test_questions_that_cannot_be_planned_are_refused_in_one_line(changes, said):
     with pytest.raises(ConfigError, match=said) as e:
         asked(**changes)
     assert "\n" not in e.value.message
@@ -264,7 +264,7 @@ def test_another_type_than_was_measured_is_refused():
         prepare(question, never)
 
 
-def test_what_only_another_engine_does_cannot_be_served():
+def test_plans_for_another_engine_cannot_be_served():
     assert asked(engine="hydrainfer").servable and not asked(engine="vllm").servable
 
 

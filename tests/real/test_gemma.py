@@ -98,7 +98,7 @@ def test_tokens_are_those_of_transformers(gemma, prompts, wanted, layout, which)
     tally.check()
 
 
-def test_it_writes_english(prompts, wanted):
+def test_gemma_writes_english(prompts, wanted):
     tokenizer, vocabulary = prompts[0], set(_WORD.findall(" ".join(pydoc_data.topics.topics.values()).lower()))
     known = total = 0
     for (prompt, word), (ids, _) in zip(PROMPTS.items(), wanted):

@@ -125,7 +125,7 @@ def test_the_table_has_what_was_measured():
     assert interval(below("8EPD", "EPD", 18.0)) == "–"
 
 
-def test_what_is_started_is_what_is_said():
+def test_the_plan_chooses_what_its_answer_recommends():
     unsure = plan(row("1E7PD", "E+PD", 54.0, 49.0, 60.0), EPD)
     assert plan(SPLIT, EPD).choice is SPLIT
     assert unsure.choice is EPD and "Do not split" in answer(unsure)[0]
@@ -139,7 +139,7 @@ def test_runs_for_real_are_told():
     assert "p90 250 ms (predicted 200)" in line
 
 
-def test_what_requests_cost():
+def test_the_answer_says_what_requests_cost():
     best = msgspec.structs.replace(SPLIT, request_cost=0.0001, million_cost=3.25, request_wh=0.02)
     text = " ".join(conclusions(plan(best, EPD, price=20.0)))
     assert "At 20 an hour for all devices, and always at that load, a thousand requests cost 0.1 and a" in text

@@ -36,7 +36,7 @@ class Closed(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_it_loads_nothing_and_is_well_formed():
+def test_the_page_loads_nothing_and_is_well_formed():
     page = plan_page(whole())
     assert not re.search(r"https?:|//[a-z]|@import|url\(|\bsrc=|<link", page)
     parser = Closed()
@@ -50,7 +50,7 @@ def test_all_layouts_are_in_it():
     assert {str(x) for x in layouts(8)} <= set(cells)
 
 
-def test_it_says_what_was_planned_for():
+def test_the_page_says_what_was_planned_for():
     page = plan_page(whole())
     for text in ("1E7PD carries most", "seed 7", "hydrainfer 0.1.0", "textcaps", "not measured", "hydrainfer profile"):
         assert text in page
@@ -96,7 +96,7 @@ def test_the_page_has_regret_curves_and_use():
     assert "1E7PD at 90 requests/s" in page and "kv 50.0 % (75.0 %) of 40 GiB" in page and "80 %" in page
 
 
-def test_it_can_be_read_in_the_dark_and_on_a_phone():
+def test_the_page_can_be_read_in_the_dark_and_on_a_phone():
     page = plan_page(whole())
     assert "prefers-color-scheme:dark" in page and "max-width:760px" in page
     hues = set(re.findall(r"(?:fill|stroke|background|color)[:=]\"?(#[0-9a-f]{3,6})", page))
@@ -140,7 +140,7 @@ CUT_OFF = "[...document.querySelectorAll('.scroll,.all')].filter(x => x.scrollWi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1060, 1280])
-def test_it_fits_a_window(tmp_path, width):
+def test_the_page_fits_a_window(tmp_path, width):
     """A narrow one scrolls its tables, and nothing else."""
     (tmp_path / "report.html").write_text(plan_page(whole()), "utf-8")
     with chromium() as browser:

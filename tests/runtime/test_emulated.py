@@ -166,7 +166,7 @@ def test_preemption_happens_in_such_a_test_and_changes_nothing():
     assert [rig.tokens(r.id) for r in requests] == [alone(r) for r in requests]
 
 
-def test_it_never_says_the_end():
+def test_an_emulated_answer_has_no_end_token():
     first = alone(make_request("r"))
     again = alone(make_request("r", eos_ids=tuple(first)))
     assert len(again) == 8 and not set(again) & set(first)

@@ -43,14 +43,14 @@ def test_as_many_threads_as_pay(limit, seconds, want):
     assert chosen.count(want) >= 0.9 * len(chosen)
 
 
-def test_it_follows_the_load():
+def test_the_number_of_threads_follows_the_load():
     threads = ThreadCount(lambda: 2)
     assert mostly(run(threads, lambda n: 0.01 / n)) == 2
     assert mostly(run(threads, lambda n: 0.01 * n, n=1600)) == 1
     assert mostly(run(threads, lambda n: 0.01 / n, n=1600)) == 2
 
 
-def test_what_is_far_slower_is_seldom_tried():
+def test_numbers_of_threads_that_are_far_slower_are_seldom_tried():
     threads = ThreadCount(lambda: 2)
     first = run(threads, lambda n: 0.02 / n, n=200)  # the last 100
     assert first.count(1) <= 2

@@ -127,7 +127,7 @@ def test_a_tenant_whose_first_request_finds_no_room_waits_for_it():
     assert s.repeats(offers[0], 0.0), "it is here already: a late copy of its offer holds nobody up"
 
 
-def test_who_floods_fills_batches_only_a_little_while_others_come_and_go():
+def test_a_flooding_tenant_fills_batches_only_a_little_while_others_come_and_go():
     """A token takes a millisecond as long as nothing is measured."""
     s, device = make(tokens=120, credit_s=0.1), FakeDevice()
 
@@ -145,7 +145,7 @@ def test_who_floods_fills_batches_only_a_little_while_others_come_and_go():
     assert len(batch()) == 4, "nobody has come for as long as the credit"
 
 
-def test_nobody_is_left_out_of_a_batch_that_another_may_not_fill():
+def test_a_tenant_is_not_left_out_of_a_batch_that_another_may_not_fill():
     """ "b" came now and then and has had a little; "c" has had more, though less than "a", and goes first by rank."""
     s, device = make(tokens=120, credit_s=0.1), FakeDevice()
 

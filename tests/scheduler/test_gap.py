@@ -134,7 +134,7 @@ def test_prompts_share_a_pause_and_the_last_one_a_batch_with_the_decodes():
     assert rig.s.get("d0").n_late == 1
 
 
-def test_who_can_no_longer_keep_the_limit_has_a_token_beside_each_prompt():
+def test_a_request_that_can_no_longer_keep_the_limit_gets_a_token_beside_each_prompt():
     rig = Clocked(0.1)
     rig.decoding(max_tokens=40)
     rig.measured()
@@ -195,7 +195,7 @@ def test_an_answer_may_be_late_before_its_tenth_token_if_nine_in_ten_become_long
     assert rig.s.get("d0").n_produced < 10 and not rig.s.gap.may_be_late()
 
 
-def test_who_has_been_late_too_often_waits_as_if_there_were_no_limit():
+def test_a_request_that_was_late_too_often_waits_as_if_there_were_no_limit():
     rig = Clocked(0.1)
     rig.decoding(2, max_tokens=40)
     rig.measured()
@@ -221,7 +221,7 @@ def test_the_part_of_the_limit_that_is_used_shrinks_with_late_tokens_and_grows_w
     assert used[10] <= 0.8 * used[0] and used[10] < used[-1] < used[0]
 
 
-def test_what_is_late_on_purpose_does_not_narrow_the_slices():
+def test_tokens_that_are_late_on_purpose_do_not_narrow_the_slices():
     rig = Clocked(0.1)
     rig.decoding(max_tokens=1000)
     rig.measured()
@@ -258,7 +258,7 @@ def test_a_decode_step_is_measured_by_itself_before_anything_shares_it_and_again
     assert sum(alone) == 1 + len(alone) // 33
 
 
-def test_who_waits_for_seconds_gets_more_at_a_time():
+def test_a_prompt_that_has_waited_for_seconds_gets_larger_chunks():
     rig = Clocked(0.0, step_s=0.5)
     rig.decoding()
     rig.s.add(make_request("long", n_text=900, max_tokens=2), rig.now)
@@ -328,7 +328,7 @@ def test_a_long_prompt_has_the_whole_pause():
     assert rig.s.get("d0").n_late == 1
 
 
-def test_who_comes_from_another_instance_has_had_a_token_just_then():
+def test_a_request_from_another_instance_counts_as_having_got_a_token_just_then():
     p, ed = Clocked(0.1), Clocked(0.1)
     seq = p.s.add(make_request("r", n_text=3, max_tokens=30), 0.0)
     p.step()

@@ -17,7 +17,7 @@ from tests.scheduler import test_prefix, test_properties
 pytestmark = pytest.mark.unit
 ROOM = test_prefix.test_with_room_for_all_everything_is_found_that_can_be
 FEW = test_prefix.test_with_few_blocks_what_is_found_is_right_and_whole
-FAILS = test_prefix.test_what_a_failed_batch_would_have_written_is_never_found
+FAILS = test_prefix.test_blocks_of_a_failed_batch_are_never_found
 TRAFFIC = test_properties.test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_whole
 
 

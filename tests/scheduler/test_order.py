@@ -211,7 +211,9 @@ STEP_S = 0.1
     half_way=st.integers(1, 4),
     ageing=st.sampled_from([0.03, 0.3, 3.0]),
 )
-def test_nobody_is_passed_but_by_who_came_within_the_bound(trace, tokens, images, running, kv_blocks, half_way, ageing):
+def test_a_request_is_passed_only_by_those_that_arrived_within_the_bound(
+    trace, tokens, images, running, kv_blocks, half_way, ageing
+):
     policy = Policy(ageing=ageing, boost_s=0.5, half_way=half_way, encode_wait_s=0.3, headroom_tokens=2)
     s = make(tokens, images, running, policy, kv_blocks=kv_blocks, embed_blocks=8)
     requests = [
@@ -292,7 +294,7 @@ def test_the_watch_sees_who_is_passed():
     assert first.stage is Stage.PREFILL
 
 
-def test_who_is_waited_for_has_the_rank_of_who_waits():
+def test_a_request_that_others_wait_for_has_the_best_rank_among_them():
     s, device = make(tokens=8, policy=Policy(shared_tokens=8)), FakeDevice()
     s.add(make_request("first", n_text=60, max_tokens=1, salt=b""), 0.0)
     assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("first", 8)]
@@ -313,7 +315,7 @@ def test_who_is_waited_for_has_the_rank_of_who_waits():
     ),
     tokens=st.integers(4, 24),
 )
-def test_nobody_of_worse_rank_goes_before_those_who_are_waited_for(specs, tokens):
+def test_no_request_of_worse_rank_goes_before_one_that_others_wait_for(specs, tokens):
     """An urgent request that shares what another computes is not held up by whom it would pass itself."""
     s, device = make(tokens=tokens, policy=Policy(shared_tokens=8), kv_blocks=400), FakeDevice()
     todo = [

@@ -55,7 +55,7 @@ class Rig:
             assert self.got[r.id] == expected_tokens(r)
 
 
-def test_who_comes_first_gives_up_what_others_wait_for_and_no_more():
+def test_the_first_tenant_gives_up_the_places_that_others_wait_for_and_no_more():
     rig = Rig()
     for i in range(20):
         rig.add(f"a{i}", A, max_tokens=40)
@@ -110,7 +110,7 @@ def test_everybody_is_served(trace):
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1EP1D", "1E1P1D", "2EPD"])
-def test_it_holds_between_instances(layout):
+def test_a_tenant_gets_its_share_of_places_also_between_instances(layout):
     cluster = Cluster(layout, kv_blocks=400, embed_blocks=32)
     requests = [request(f"a{i}", A, max_tokens=120) for i in range(12)]
     for r in requests:

@@ -196,7 +196,7 @@ def test_with_few_blocks_what_is_found_is_right_and_whole(tree, at_once, spare, 
 
 @settings(max_examples=60, deadline=None)
 @given(tree=turns, fails=st.sets(st.integers(0, 12), max_size=4))
-def test_what_a_failed_batch_would_have_written_is_never_found(tree, fails):
+def test_blocks_of_a_failed_batch_are_never_found(tree, fails):
     """Nor is anything that was to follow: the device of the tests asserts that what it reads was written."""
     s, device, n = *scheduler(), 0
     for request in requests_of(tree):
@@ -222,7 +222,7 @@ def test_a_block_is_found_only_when_its_last_token_is_computed():
     assert [key in pool for key in keys] == [True, True, True, False]
 
 
-def test_who_was_second_to_compute_a_block_keeps_the_first_ones():
+def test_the_second_to_compute_a_block_adopts_the_first_one():
     """Else that would be evicted before those that continue it."""
     s, device = scheduler(kv_blocks=12, headroom_tokens=0)
     requests = [make_request(f"r{n}", n_text=9, max_tokens=n, salt=b"") for n in (1, 16)]
@@ -270,7 +270,7 @@ def prefilled(device):
 
 @pytest.mark.parametrize("more", [{}, {WINDOW: 60}, {STATE: 60}], ids=["", "window", "state"])
 @pytest.mark.parametrize("pictures", [[], [1]])
-def test_what_is_being_computed_is_waited_for_and_shared(pictures, more):
+def test_a_prefix_that_is_being_computed_is_waited_for_and_shared(pictures, more):
     s, device = scheduler(shared_tokens=8, more=more)
     requests = [make_request(f"r{i}", n_text=40, pictures=pictures, max_tokens=1, salt=b"") for i in range(8)]
     found = run(s, device, requests)
@@ -279,7 +279,7 @@ def test_what_is_being_computed_is_waited_for_and_shared(pictures, more):
     assert sorted(found.values()) == [0, *[(n - 1) // BLOCK * BLOCK] * 7] and sum(device.n_encoded.values()) <= 1
 
 
-def test_who_waits_for_anothers_prefill_is_passed_by_those_who_share_nothing_with_it():
+def test_a_request_that_waits_for_anothers_prefill_is_passed_by_unrelated_ones():
     s, _ = scheduler(shared_tokens=8, order="fcfs")
     for name, salt in (("first", b""), ("same", b""), ("other", b"mine"), ("short", b"")):
         s.add(make_request(name, n_text=16, max_tokens=1, salt=salt) if name != "short" else make_request(name), 0.0)
@@ -315,7 +315,7 @@ def test_a_prefill_that_is_cancelled_keeps_nobody_waiting():
     assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).batch.work] == ["second"]
 
 
-def test_who_waits_for_prefill_without_an_encoder_leaves_for_one_if_the_kv_is_evicted():
+def test_a_waiting_request_that_skipped_the_encoder_leaves_for_one_if_the_kv_is_evicted():
     s, device = scheduler(kv_blocks=40)
     run(s, device, [make_request("first", n_text=9, pictures=[1], max_tokens=1, salt=b"")])
     caches = s.room.caches
@@ -362,7 +362,7 @@ def test_4096_tokens_are_looked_up_in_no_time():
 
 
 @pytest.mark.parametrize("role", ["EPD", "PD"])
-def test_who_loses_what_it_found_to_find_room_has_its_picture_encoded(role, monkeypatch):
+def test_a_request_that_evicts_its_own_prefix_to_find_room_has_its_picture_encoded(role, monkeypatch):
     """A request whose prompt is in the caches needs no embeddings. Where it finds room only once all that is cached has
     gone, it needs them after all."""
     sizes = share_memory({KV: 20, STATE: 6}, Wishes())

@@ -112,7 +112,7 @@ def one_block_pictures(name, *pictures):
     return make_request(name, n_text=2, pictures=pictures, picture_tokens=4, max_tokens=1)
 
 
-def test_nobody_is_admitted_to_encode_who_would_only_hold_room():
+def test_a_request_that_would_only_hold_room_is_not_admitted_to_encode():
     s, device = make(Budgets(tokens=64, images=2)), FakeDevice()
     s.add(one_block_pictures("a", 1, 2, 3, 4, 5), 0)
     turn(s, device, Lane.VISION)
@@ -123,7 +123,7 @@ def test_nobody_is_admitted_to_encode_who_would_only_hold_room():
 
 
 @pytest.mark.parametrize("order", ["rank", "fcfs"])
-def test_who_waits_for_anothers_encoding_is_not_passed_for_ever_by_those_who_share_a_picture_with_it(order):
+def test_a_request_that_waits_for_anothers_encoding_is_not_passed_for_ever(order):
     s, device, n, done = make(Budgets(tokens=64, images=2), Policy(order=order), embed_blocks=8), FakeDevice(), 0, []
     s.add(one_block_pictures("first", 1000, 1001, 1), 0)
     s.add(one_block_pictures("victim", *range(1, 9)), 0)

@@ -123,7 +123,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_understood_but_not_supported_is_said(server, name):
+def test_fields_that_are_understood_but_not_supported_are_named(server, name):
     said = error(server.chat(**{name: REFUSED[name]}), 400)
     assert said["param"] == name and said["code"] == "unsupported_parameter"
 
@@ -323,7 +323,7 @@ _BEFORE_312 = pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python can
         pytest.param("/tokenize", {"messages": [_USER], "chat_template_kwargs": {"x": DEEP}}, marks=_BEFORE_312),
     ],
 )
-def test_what_is_nested_too_deeply(server, path, fields):
+def test_bodies_that_are_nested_too_deeply_are_400(server, path, fields):
     body = json.dumps({"model": "tiny", **fields}).replace(json.dumps(DEEP), DEEP)
     response = server.http.post(path, content=body.encode())
     assert response.status_code == 400 and "nested too deeply" in response.text

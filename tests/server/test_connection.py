@@ -129,7 +129,7 @@ def test_a_refused_connection_is_closed_when_nothing_follows_and_only_then(raw, 
     assert not any(about_to_be for _, about_to_be in seen)
 
 
-def test_who_does_not_read_is_answered_no_faster(full, raw, seen):
+def test_a_client_that_does_not_read_is_answered_no_faster(full, raw, seen):
     asked = raw_request(b'{"a": 1}')
     answers_to(raw, [asked], 1)
     connection = seen[0][0]
@@ -187,7 +187,7 @@ class Reserved:
 
 @pytest.mark.parametrize("pieces", [1, 2], ids=["at-once", "body-later"])
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_who_comes_back_when_told_is_known_by_its_body(start, monkeypatch, size, pieces):
+def test_a_client_that_comes_back_when_told_is_known_by_its_body(start, monkeypatch, size, pieces):
     server = start()
     reserved = Reserved(monkeypatch, server)
 
@@ -215,7 +215,7 @@ def test_who_comes_back_when_told_is_known_by_its_body(start, monkeypatch, size,
     server.check_idle()
 
 
-def test_who_is_held_for_a_body_that_does_not_come_is_answered(start, monkeypatch):
+def test_a_request_whose_body_does_not_come_is_answered(start, monkeypatch):
     server = start()
     reserved = Reserved(monkeypatch, server)
     assert server.chat().status_code == 429
@@ -341,7 +341,7 @@ def test_a_large_body_is_no_head(fresh):
     assert [status for status, _ in answers_to(raw, [], 2)] == [200, 200]
 
 
-def test_who_sends_no_head_in_time_is_closed(fresh, monkeypatch):
+def test_a_connection_that_sends_no_head_in_time_is_closed(fresh, monkeypatch):
     monkeypatch.setattr("hydrainfer.server.door.connection._HEAD_S", 0.3)
     silent, begun = fresh(), fresh()
     begun.sock.sendall(b"GET /version HTTP/1.1\r\nx: y\r\n")
@@ -350,7 +350,7 @@ def test_who_sends_no_head_in_time_is_closed(fresh, monkeypatch):
     assert said_by(silent) == b""
 
 
-def test_who_begins_a_second_head_and_stops_is_closed(fresh, monkeypatch):
+def test_a_connection_that_stops_within_its_second_head_is_closed(fresh, monkeypatch):
     monkeypatch.setattr("hydrainfer.server.door.connection._HEAD_S", 0.3)
     for begin in (b"GET /v", b"\r\n"):
         raw = fresh()

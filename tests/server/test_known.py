@@ -96,7 +96,7 @@ def test_a_field_is_in_one_class_only(path):
         ("/detokenize", DetokenizeFields),
     ],
 )
-def test_what_the_table_says_is_honoured_is_read(path, kind):
+def test_fields_that_the_table_calls_honoured_are_read(path, kind):
     assert ENDPOINTS[path].honoured == set(kind.model_fields)
 
 

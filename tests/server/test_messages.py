@@ -52,7 +52,7 @@ def events_of(response):
     return [event for _, event in found]
 
 
-def test_whole(server):
+def test_a_whole_message_has_the_shape_of_anthropics(server):
     answer = server.post("/v1/messages", **ask(system="be brief")).json()
     request = server.engine.submitted[-1]
     assert answer["content"] == [{"type": "text", "text": SAID}] and answer["type"] == "message"
@@ -65,7 +65,7 @@ def test_whole(server):
     }
 
 
-def test_it_is_the_chat(server):
+def test_a_message_becomes_the_request_of_the_chat_that_it_means(server):
     server.post("/v1/messages", **HI, temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["zz"])
     server.chat("hi", max_tokens=200, temperature=0.5, top_p=0.9, top_k=5, stop=["zz"])
     ours, theirs = server.engine.submitted

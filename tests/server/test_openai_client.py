@@ -20,7 +20,7 @@ def ask(*extra):
     return [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, image_part(), *extra]}]
 
 
-def test_whole_answer(client, server):
+def test_the_openai_client_reads_a_whole_answer(client, server):
     answer = client.chat.completions.create(model="tiny", messages=ask())
     choice = answer.choices[0]
     assert (choice.message.content, choice.message.role, choice.finish_reason) == (SAID, "assistant", "stop")

@@ -104,14 +104,14 @@ def test_at_ten_times_the_capacity_all_of_it_is_used_and_those_who_obey_are_serv
 
 
 @pytest.mark.parametrize("slowed, uneven", [(0.6, False), (0.8, False), (0.8, True)])
-def test_who_obeys_is_served_also_by_a_server_that_the_flood_makes_slower(slowed, uneven):
+def test_clients_that_obey_are_served_by_a_server_that_the_flood_makes_slower(slowed, uneven):
     flood = Flood(100.0, 10.0, 30.0, known="body", warm_s=5.0, slowed=slowed, uneven=uneven)
     flood.run()
     early = [ok for s, ok in flood.back if s - flood.start_s <= 30.0]
     assert len(early) > 30.0 * 100.0 * 0.3 and sum(early) >= 0.8 * len(early)
 
 
-def test_who_stays_away_is_not_waited_for():
+def test_a_client_that_stays_away_is_not_waited_for():
     flood = Flood(50.0, 4.0, 5.0, known="said", come_back=False)
     flood.run()
     now = flood.clock.now
@@ -203,7 +203,7 @@ def test_work_is_guessed_from_what_the_client_wrote_and_counted_when_it_is_known
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.floats(0.0, 3.0)), max_size=80))
-def test_whatever_becomes_of_them_no_work_is_left(moves):
+def test_no_work_is_left_whatever_becomes_of_the_requests(moves):
     clock = Clock()
     overload = OverloadControl(clock, longest_s=3.0, max_requests=12)
     places = {}
@@ -234,7 +234,7 @@ def test_whatever_becomes_of_them_no_work_is_left(moves):
     assert all(queue.units == 0.0 for queue in overload.queues.values())
 
 
-def test_who_is_refused_is_answered_before_his_body_is_read(start):
+def test_a_refused_request_is_answered_before_its_body_is_read(start):
     """Only the headers are sent: an answer that waits for the body never comes."""
     server = start(max_requests=1)
     place = server.sessions.overload.take()

@@ -30,14 +30,14 @@ def test_its_files_need_no_key_and_no_network(start):
     assert server.http.get("/v1/overview").status_code == 401
 
 
-def test_it_makes_no_html_of_texts():
+def test_the_page_makes_no_html_of_texts():
     for name in FILES:
         text = WEB.joinpath(name).read_text()
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text)
         assert not re.search(r"<[^>]+ (on\w+|style)=", text), "the policy forbids these"
 
 
-def test_it_finds_what_it_names():
+def test_ids_and_files_that_the_page_names_are_there():
     """Every id that a script asks for is in the HTML, and every file is reachable from it."""
     html = WEB.joinpath("index.html").read_text() + WEB.joinpath("docs.html").read_text()
     scripts = [WEB.joinpath(name).read_text() for name in FILES if name.endswith(".js")]
@@ -69,7 +69,7 @@ def test_overview(start):
         assert server.http.get("/v1/overview", params={"after": wrong}).status_code == 400
 
 
-def test_who_was_cut_off_is_not_among_the_ended(start):
+def test_a_stream_that_was_cut_off_is_not_among_the_ended(start):
     server = start(step_s=0.01)
     with server.http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True, "ignore_eos": True}) as answer:
         next(answer.iter_lines())

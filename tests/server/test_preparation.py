@@ -41,7 +41,7 @@ class Rig:
         self.line.check()
 
 
-def test_nobody_waits_where_there_is_no_crowd():
+def test_requests_do_not_wait_unprepared_where_there_is_no_crowd():
     rig = Rig(n_least=4)
     for i in range(4):
         rig.join(i)
@@ -55,7 +55,7 @@ def test_nobody_waits_where_there_is_no_crowd():
     rig.line.check(idle=True)
 
 
-def test_what_takes_a_second_is_ahead():
+def test_requests_of_a_second_of_work_are_prepared_ahead():
     rig = Rig(pace=0.01, n_least=1)
     for i in range(300):
         rig.join(i, at_s=0.001 * i)
@@ -154,7 +154,7 @@ def test_of_a_flood_a_few_are_read_and_prepared_and_all_are_served(start, monkey
     server.check_idle()
 
 
-def test_who_waits_is_answered_when_the_server_ends(start):
+def test_waiting_requests_are_answered_when_the_server_ends(start):
     server = start(max_requests=500)
     server.engine.hold.set()
     line = server.sessions.overload.orders["text"]
@@ -166,7 +166,7 @@ def test_who_waits_is_answered_when_the_server_ends(start):
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
-def test_who_waits_unprepared_ends_at_once(start, how):
+def test_a_request_that_waits_unprepared_ends_at_once_when_it_is_given_up(start, how):
     server = start(max_requests=500)
     server.engine.hold.set()
     line = server.sessions.overload.orders["text"]

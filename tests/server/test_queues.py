@@ -60,7 +60,7 @@ def test_first_tokens_that_come_together_are_measured_together():
     assert queue.seconds(now) == pytest.approx(1.24, rel=0.05)
 
 
-def test_what_is_left_of_a_crowd_makes_it_no_slower_and_the_few_after_it_no_faster():
+def test_the_pace_of_a_queue_is_that_of_its_crowd_also_when_few_are_left():
     queue, now = Queue(10.0), 0.0
     for _ in range(8):
         queue.enter(1.0, now)

@@ -58,7 +58,7 @@ def streamed(chunks):
     return thought, "".join(d.content or "" for d in deltas), calls
 
 
-def test_whole_and_streamed(client):
+def test_reasoning_is_apart_from_the_answer_whole_and_streamed(client):
     for choice in client.create(model="tiny", messages=[USER], n=2).choices:
         said = choice.message
         assert (said.reasoning_content, said.reasoning, said.content) == (THOUGHT, THOUGHT, ANSWER)
@@ -106,7 +106,7 @@ def test_a_form_begins_behind_it(client, thinker):
     assert thinker.engine.submitted[-1].sampling.reasoning is None
 
 
-def test_it_is_shown_to_templates_that_want_it(client, thinker):
+def test_earlier_reasoning_is_shown_to_templates_that_want_it(client, thinker):
     past = {"role": "assistant", "content": "Two.", "reasoning_content": "zq thought"}
     client.create(model="tiny", messages=[USER, past, USER])
     ids = list(thinker.engine.submitted[-1].prompt_ids)
@@ -189,7 +189,7 @@ def test_the_openai_client_reads_reasoning_items(thinker):
 
 
 @pytest.mark.parametrize("path", TOLD)
-def test_what_was_thought_comes_back(thinker, path):
+def test_reasoning_of_earlier_turns_comes_back_to_the_template(thinker, path):
     past = {
         "/v1/messages": {"role": "assistant", "content": [{"type": "thinking", "thinking": "zq thought"}, *TWO]},
         "/api/chat": {"role": "assistant", "content": "Two.", "thinking": "zq thought"},

@@ -51,7 +51,7 @@ def ask():
     return [{"role": "user", "content": [{"type": "input_text", "text": "what is this?"}, image]}]
 
 
-def test_whole(server):
+def test_a_whole_response_has_the_shape_of_openais(server):
     answer = responses(server).create(model="tiny", input=ask(), instructions="be brief", metadata={"a": "b"})
     assert answer.output_text == SAID and answer.status == "completed" and answer.error is None
     (item,) = answer.output
@@ -64,7 +64,7 @@ def test_whole(server):
     assert "be brief" in server.prompt()
 
 
-def test_it_is_the_chat(server):
+def test_a_response_becomes_the_request_of_the_chat_that_it_means(server):
     """The same request under both paths is the same prompt and sampling."""
     responses(server).create(model="tiny", input="hi", max_output_tokens=7, temperature=0.5, top_p=0.9)
     server.chat("hi", max_completion_tokens=7, temperature=0.5, top_p=0.9)
@@ -130,7 +130,7 @@ def test_tools(tools_server, stream):
     assert "get_weather" in tools_server.prompt()
 
 
-def test_what_a_function_returned_goes_back(tools_server):
+def test_results_of_functions_reach_the_template(tools_server):
     first = responses(tools_server).create(model="tiny", input="Köln?", tools=[WEATHER, ADD])
     tools_server.say = "It rains."
     outputs = [{"type": "function_call_output", "call_id": c.call_id, "output": f"rain {c.name}"} for c in first.output]
@@ -182,7 +182,7 @@ def test_a_text_behind_a_call_goes_back_with_it(then):
         ({"temperature": 3}, "temperature"),
     ],
 )
-def test_what_is_not_supported_says_so(server, fields, param):
+def test_unsupported_fields_of_responses_are_named(server, fields, param):
     said = server.post("/v1/responses", **{"input": "hi", **fields})
     assert said.status_code == 400 and said.json()["error"]["param"] == param
 
@@ -231,7 +231,7 @@ def test_errors_name_the_client_s_own_place(server, instructions, item, param):
 
 
 @pytest.mark.parametrize("text", ["messages.99", "messages." + "9" * 5000])
-def test_what_looks_like_a_place_and_is_none_is_repeated(text, server):
+def test_a_role_that_looks_like_a_field_path_is_named_with_its_own_path(text, server):
     said = server.post("/v1/responses", input=[{"role": text, "content": "?"}])
     assert said.status_code == 400 and said.json()["error"]["param"] == "input.0.role"
 

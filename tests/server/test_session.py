@@ -115,7 +115,7 @@ async def test_closing_while_somebody_waits_ends_the_iteration(make):
     bench.check_idle()
 
 
-async def test_what_waits_is_merged(make):
+async def test_outputs_that_wait_for_their_reader_are_merged(make):
     bench = make(tokens_per_step=1)
     stream = await bench.intake.chat(CHAT, SamplingParams(max_tokens=50))
     await asyncio.sleep(0.2)
@@ -202,7 +202,7 @@ async def test_a_bug_as_one_request_ends_is_of_no_consequence_to_others(make, ca
     bench.check_idle()
 
 
-async def test_who_wants_whole_answers_is_not_woken_by_each_token(make):
+async def test_a_request_for_a_whole_answer_is_not_woken_by_each_token(make):
     bench = make()
     bench.engine.hold.set()
     stream = await bench.intake.chat(CHAT, SamplingParams(max_tokens=200))
@@ -262,7 +262,7 @@ async def test_a_closed_intake_refuses_and_holds_nothing(make):
     bench.check_idle()
 
 
-async def test_what_is_still_prepared_at_its_deadline_ends_then(make):
+async def test_a_request_that_is_still_prepared_at_its_deadline_ends_then(make):
     bench = make()
     intake = Intake(bench.intake.processor, bench.sessions, timeout_s=0.1)
     prepare = intake.processor.chat
@@ -278,7 +278,7 @@ async def test_what_is_still_prepared_at_its_deadline_ends_then(make):
     assert not bench.engine.submitted
 
 
-async def test_what_is_prepared_while_the_sessions_close_does_not_start(make):
+async def test_requests_prepared_while_the_sessions_close_do_not_start(make):
     bench = make()
     prepare = bench.intake.processor.chat
     bench.intake.processor.chat = lambda *a, **k: time.sleep(0.2) or prepare(*a, **k)

@@ -58,7 +58,7 @@ def test_every_spelling(fields, grammar):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_it_travels_with_the_request(server, path):
+def test_the_grammar_travels_with_the_request(server, path):
     ask = {"prompt": "hi"} if path.endswith("/completions") and "chat" not in path else {}
     ask = ask or {"messages": [{"role": "user", "content": "hi"}]}
     assert server.post(path, **ask, n=2, guided_regex="[a-z]+").status_code == 200
@@ -82,7 +82,7 @@ def test_it_travels_with_the_request(server, path):
         ({"guided_json": {"type": "string", "description": "x" * 70_000}}, "guided_json"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(server, fields, param):
+def test_contradictory_response_formats_are_refused(server, fields, param):
     assert error(server.chat(**fields))["param"] == param
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_meant_is_refused(server, fields, param):
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {"type": "string"}}}}},
     ],
 )
-def test_what_cannot_be_compiled_is_refused(server, fields):
+def test_schemas_that_cannot_be_compiled_are_refused(server, fields):
     said = error(server.chat(**fields))
     assert said["code"] == "invalid_grammar" and "cannot be used" in said["message"]
     assert not server.engine.submitted

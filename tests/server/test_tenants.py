@@ -171,14 +171,14 @@ def test_a_file_that_is_read_again_counts_on(write, clock):
         tenants.check(tenants.find("Bearer c"))
 
 
-def test_who_is_gone_is_named(write):
+def test_reloading_names_the_tenants_that_are_gone(write):
     others = f"\nzoe: {{keys: [{key('z')}]}}\nbob: {{keys: [{key('o')}]}}"
     tenants = Tenants((), write(ACME + others))
     write(ACME)
     assert tenants.reload() == (2, ["bob", "zoe"])
 
 
-def test_who_does_not_share_has_a_salt_that_nobody_else_can_have(write):
+def test_a_tenant_that_does_not_share_has_a_salt_of_its_own(write):
     shares = f"sharer: {{keys: [{key('s')}], share_cache: true}}"
     tenants = Tenants(["own"], write(f"{ACME}\nother: {{keys: [{key('o')}]}}\n{shares}"))
     acme, other, sharer, own = (tenants.find(f"Bearer {k}") for k in ("a", "o", "s", "own"))

@@ -100,7 +100,7 @@ def pairs(calls):
     return [(c.function.name, c.function.arguments) for c in calls]
 
 
-def test_whole(client, tools_server):
+def test_a_whole_answer_has_its_tool_calls(client, tools_server):
     answer = client.create(model="tiny", messages=[USER], tools=[WEATHER, ADD], n=2)
     for choice in answer.choices:
         assert choice.finish_reason == "tool_calls" and choice.message.content is None
@@ -151,7 +151,7 @@ def test_the_client_s_own_stream_and_parser(client):
     assert answer.choices[0].message.tool_calls[0].function.parsed_arguments == GetWeather(city='Köln "}')
 
 
-def test_what_a_tool_returned_goes_back(client, tools_server):
+def test_results_of_tools_reach_the_template(client, tools_server):
     """The whole loop: ask, call, answer, as agents send it (LangChain: content "" or null, and a tool's name)."""
     tools = [WEATHER, ADD]
     first = client.create(model="tiny", messages=[USER], tools=tools, parallel_tool_calls=False).choices[0].message

@@ -44,7 +44,7 @@ def test_fields_and_headers_reach_the_engine(server, path, fields, headers, prio
         ({}, {"x-deadline-s": "soon"}, "deadline_s"),
     ],
 )
-def test_what_cannot_be_meant_is_400(server, fields, headers, param):
+def test_impossible_priorities_and_timeouts_are_400(server, fields, headers, param):
     answer = server.http.post(
         "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], **fields}, headers=headers
     )
@@ -63,7 +63,7 @@ def test_a_deadline_ends_the_request(start, monkeypatch, by):
     server.check_idle()
 
 
-def test_what_waits_longer_than_it_may_ends_before_it_costs_anything():
+def test_a_request_that_waits_longer_than_it_may_ends_before_it_costs_anything():
     clock = Clock()
     overload = OverloadControl(clock, longest_s=100.0)
     places = [overload.claim(None, Work(TEXT, 100.0)) for _ in range(30)]

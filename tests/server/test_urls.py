@@ -122,7 +122,7 @@ def test_pictures_come_side_by_side_and_the_same_but_once(start, site):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_goes_wrong_is_said(start, site, stream):
+def test_failed_downloads_are_reported_to_the_client(start, site, stream):
     server = start(fetch=ANY)
     for url, status, says in [
         (f"{site.url}/page", 422, "leads to text/html"),
@@ -168,7 +168,7 @@ def test_fetching_counts_against_the_deadline(start, site):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_goes_away_stops_being_fetched_for(start, site, stream):
+def test_downloads_for_a_client_that_left_are_stopped(start, site, stream):
     server = start(fetch=FetchLimits(hosts="any", image_s=20.0))
     with pytest.raises(httpx.ReadTimeout):
         server.http.post(

@@ -43,7 +43,7 @@ def answers(llm, chats, sampling=GREEDY):
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
-def test_it_answers(layout):
+def test_the_builtin_model_answers(layout):
     every = plain.cases(11, 8)  # by a script that shares nothing with the training pictures
     drawn = [c for c in every if c.kind in ("exists", "colour", "shape")]  # what it is good at there
     with LLM(layout=layout, threads=1) as llm:
@@ -88,7 +88,7 @@ def test_its_answers_are_traced_and_replayed(tmp_path):
         assert not (tmp_path / "none.jsonl").exists()
 
 
-def test_it_is_small_and_its_sample_is_a_picture():
+def test_the_builtin_model_is_small_and_its_sample_is_a_picture():
     assert sum(f.stat().st_size for f in builtin.MODEL.iterdir()) <= 12e6
     with Image.open(builtin.PICTURE) as picture:
         assert min(picture.size) >= 200

@@ -31,7 +31,7 @@ HANGS = {"waits": "threading.Event().wait()", "holds the GIL": 're.match("(a+)+b
 
 
 @pytest.mark.parametrize("hang", HANGS)
-def test_it_is_ended_by_force(tmp_path, hang):
+def test_a_server_that_does_not_end_is_ended_by_force(tmp_path, hang):
     (tmp_path / "script.py").write_text(SCRIPT.format(hang=HANGS[hang]))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

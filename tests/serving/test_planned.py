@@ -110,7 +110,7 @@ def test_options_that_no_plan_counts_with_are_named():
     assert "the plan counts with the defaults of --order, --kv-cache-gib" in console.export_text()
 
 
-def test_what_is_measured_is_what_will_serve(monkeypatch):
+def test_the_measured_engine_is_the_one_that_will_serve(monkeypatch):
     measured = []
 
     def measure_model(model, *, config, journal, **_):

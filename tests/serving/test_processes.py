@@ -82,7 +82,7 @@ ENDLESS = {"prompt": "Count", "max_tokens": 4000, "ignore_eos": True, "stream": 
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_a_signal_and_finishes_what_it_is_answering(checkpoint, sig):
+def test_a_server_finishes_its_answers_after_a_signal(checkpoint, sig):
     server = Served(checkpoint, "--port", 0, "--served-model-name", "tiny", "--api-key", "secret")
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/health").json() == {"status": "ok"}
@@ -118,7 +118,7 @@ def test_a_killed_server_leaves_no_process_and_no_port(checkpoint):
         s.bind(("127.0.0.1", port))
 
 
-def test_it_serves_pictures_with_2_gib_of_addresses(checkpoint):
+def test_a_server_serves_pictures_with_2_gib_of_addresses(checkpoint):
     """`ulimit -v`: less than a worker would take by itself, and little more than torch takes in the server."""
     server = Served(checkpoint, "--port", 0, under="ulimit -v 2097152; exec")
     with httpx.Client(base_url=server.url, timeout=60) as client:
@@ -305,7 +305,7 @@ def test_wrong_options_are_one_line(checkpoint, tmp_path):
     assert "supported" in refused(tmp_path)
 
 
-def test_what_is_wrong_with_a_layout_is_one_line(checkpoint, tmp_path):
+def test_a_wrong_layout_is_refused_in_one_line(checkpoint, tmp_path):
     file = tmp_path / "layout.yaml"
 
     def refused_file(text, *args):
@@ -319,7 +319,7 @@ def test_what_is_wrong_with_a_layout_is_one_line(checkpoint, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_ray_cannot_do_is_one_line_and_leaves_nothing(checkpoint, tmp_path):
+def test_a_layout_that_ray_cannot_place_is_refused_in_one_line_and_leaves_nothing(checkpoint, tmp_path):
     file = tmp_path / "layout.yaml"
     for text, says in [
         ("{role: E}, {role: PD, resources: {moon: 1}}", "no node has resource 'moon', which PD0 needs"),

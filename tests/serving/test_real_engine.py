@@ -122,7 +122,7 @@ def test_health_metrics_and_counts_agree(served, client):
     assert after["num_requests_running"] == after["num_requests_waiting"] == 0
 
 
-def test_what_was_computed_before_is_not_computed_again(served, client):
+def test_a_prompt_that_was_computed_before_is_not_computed_again(served, client):
     """The next turn of a chat; usage and metrics say so, and another salt finds nothing."""
     said = chat(picture(9))
     one = client.chat.completions.create(model=served[1].name, messages=said, max_tokens=9, temperature=0)

@@ -150,7 +150,7 @@ def test_a_port_that_is_taken_while_it_loads_is_an_error(options, monkeypatch, b
     ("more", "exposed"),
     [({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "api_key": "k"}, False), ({"host": "127.0.0.1"}, False)],
 )
-def test_it_says_so_if_it_listens_on_all_interfaces_without_a_key(options, monkeypatch, more, exposed):
+def test_a_server_on_all_interfaces_without_a_key_says_so(options, monkeypatch, more, exposed):
     said, greet = io.StringIO(), serving._greet
 
     def greeted(*args):

@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory):
     return make_llava(tmp_path_factory.mktemp("llava"))
 
 
-def test_who_is_not_done_when_the_server_must_stop_is_told_so(checkpoint, monkeypatch):
+def test_requests_that_are_not_done_when_the_server_must_stop_are_told_so(checkpoint, monkeypatch):
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "ignore_eos": True, "n": 16}
     loaded = load({"model": str(checkpoint), "port": 0, "drain_s": 0.3})
     with serving.serve_in_background(loaded, Console(quiet=True)) as (url, instance):
@@ -107,7 +107,7 @@ def test_outputs_say_what_was_asked_and_chats_take_what_templates_do(checkpoint,
             llm.chat(chat, SHORT, use_tqdm=False, tools=[{"type": "function"}])
 
 
-def test_what_is_no_prompt_and_no_chat_is_refused_before_any_is_answered(checkpoint):
+def test_a_wrong_prompt_of_several_is_refused_before_any_is_answered(checkpoint):
     message, picture = {"role": "user", "content": "hi"}, {"multi_modal_data": {"image": b"no picture"}}
     with LLM(str(checkpoint)) as llm:
         ids = llm.generate("hi", SHORT, use_tqdm=False)[0].prompt_token_ids

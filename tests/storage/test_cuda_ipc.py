@@ -127,7 +127,7 @@ def test_blocks_may_land_in_host_memory(log, exporter, monkeypatch):
     transport.close()
 
 
-def test_who_is_forgotten_is_opened_again(log, exporter):
+def test_a_forgotten_peer_is_opened_again(log, exporter):
     store, transport = driver.DriverStore(9), CudaIpcTransport()
     transport.copy(exporter.handle, [1], store, [2])
     transport.forget(exporter.handle.owner)
@@ -176,7 +176,7 @@ def test_no_blocks_are_no_copy(log, exporter):
     store.free()
 
 
-def test_what_is_refused_leaves_nothing_open(log, exporter):
+def test_a_refused_copy_leaves_no_mapping_open(log, exporter):
     store, transport = driver.DriverStore(9), CudaIpcTransport()
     with pytest.raises(TransportError, match="no blocks"):
         transport.copy(exporter.handle, [8], store, [0])

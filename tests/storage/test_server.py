@@ -75,7 +75,7 @@ def open_as(connect, secret=SECRET, owner="E0:1"):
     return connection
 
 
-def test_who_does_not_know_the_secret_stays_out(pair):
+def test_a_peer_without_the_secret_stays_out(pair):
     source, target, connect = pair
     with pytest.raises(TransportError, match="closed the connection"):
         open_as(connect, b"another cluster's")

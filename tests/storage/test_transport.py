@@ -95,7 +95,7 @@ def test_copies_larger_than_any_buffer(transport):
     rig.close()
 
 
-def test_what_cannot_be_copied_fails_and_the_next_copy_works(rig):
+def test_an_impossible_copy_fails_and_the_next_one_works(rig):
     kv = rig.handles["kv"]
     change = msgspec.structs.replace
     wrong = [

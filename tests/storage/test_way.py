@@ -65,7 +65,7 @@ def test_a_transport_is_added_from_outside(way):
         check_transport("file", torch.device("cuda"))
 
 
-def test_it_is_one_of_the_ways_of_auto_and_is_used_if_the_better_ones_fail(way, monkeypatch):
+def test_auto_uses_an_added_way_if_the_better_ones_fail(way, monkeypatch):
     source, target = Instance("E0:1", "auto", seed=1), Instance("P0:1", "auto", seed=2)
     assert source.handles["kv"].ways.keys() == {"shared-memory", "tcp", "file"}
     for name in ("shared-memory", "tcp"):

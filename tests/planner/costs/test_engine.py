@@ -46,7 +46,7 @@ def test_slower_is_slower_throughout():
         ("server: {workers: -1}", "its workers"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path, text, needle):
+def test_wrong_files_of_engine_times_are_refused_with_the_reason(tmp_path, text, needle):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=needle):

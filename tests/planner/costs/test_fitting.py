@@ -56,7 +56,7 @@ def measured(cost, noise=0.0, seed=0):
 
 
 @pytest.mark.parametrize("cost", [GPU, CPU], ids=["roofline", "linear"])
-def test_what_made_the_times_is_found_again(cost):
+def test_fitting_finds_the_cost_model_that_made_the_times(cost):
     fitted = fit_cost(measured(cost))
     for work in WORKS:
         assert predicted_s(fitted.cost, work) == pytest.approx(predicted_s(cost, work), rel=0.02)

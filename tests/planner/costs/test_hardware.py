@@ -23,7 +23,7 @@ def test_each_says_where_its_numbers_are_from(name):
     assert hardware.link.bytes_per_s == hardware.link_bytes_per_s * hardware.link_efficiency
 
 
-def test_what_the_datasheets_say_of_each_other():
+def test_hardware_figures_agree_with_the_ratios_of_datasheets():
     h100, h200, h800, h20 = (read_hardware(n) for n in ("h100", "h200", "h800", "h20"))
     assert h800.flops_per_s == h100.flops_per_s == h200.flops_per_s
     assert h800.link_bytes_per_s < h100.link_bytes_per_s and h200.bytes_per_s > h100.bytes_per_s

@@ -211,7 +211,7 @@ def test_the_kv_cache_gets_what_is_left(llava):
     assert 0 <= H800.memory_bytes * H800.memory_share - taken < block
 
 
-def test_what_does_not_fit_says_by_how_much(llava):
+def test_a_model_that_does_not_fit_is_refused_with_the_missing_bytes(llava):
     small = msgspec.structs.replace(H800, memory_bytes=16 * 2**30)
     with pytest.raises(ConfigError, match=r"llava-1.5-7b as PD does not fit h800: 12.6 GiB .* want 0\.\d GiB more"):
         blocks_of(llava, small, Role.parse("PD"))

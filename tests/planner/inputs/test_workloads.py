@@ -124,7 +124,7 @@ def test_conversations(tmp_path, next_):
         trace_of(workload, next_, 1)
 
 
-def test_what_cannot_be_planned_for(tmp_path, next_):
+def test_workloads_that_cannot_be_planned_for_are_refused(tmp_path, next_):
     with pytest.raises(ConfigError, match=r"request 0 has \d+ tokens with its answer, but llava-next-7b takes 4096"):
         trace_of(Workload(dataset="d", words=3000, questions=("{words}",)), next_, 1)
     (tmp_path / "p.jpg").write_bytes(b"no picture")

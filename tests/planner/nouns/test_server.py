@@ -55,7 +55,7 @@ def test_pictures_wait_for_a_worker_and_all_for_the_server_s_process(process_s, 
     assert calm[-1] == pytest.approx(process_s + megapixel_s) and busy[-1] > 1.5 * calm[-1]
 
 
-def test_who_has_no_picture_waits_for_the_process_alone():
+def test_a_request_without_pictures_waits_for_the_process_alone():
     server = ServerCost(process=CoreTime(request_s=0.01), preparing=CoreTime(megapixel_s=0.5), workers=1, cores=8.0)
     seeing, blind = trace(1, 1.0)[0], TraceRequest(arrival_s=0.0, n_text=5, n_output=2)
     assert waits(server, [seeing, seeing, blind]) == pytest.approx([0.51, 1.01, 0.03])

@@ -49,7 +49,7 @@ def measured(noise=0.0, co_run=True):
 
 @pytest.mark.parametrize("slo", [TIGHT, LOOSE])
 @pytest.mark.parametrize("role", ["D", "PD", "ED", "EPD"])
-def test_who_decodes_keeps_the_tpot_slo(role, slo):
+def test_budgets_of_instances_that_decode_keep_the_tpot_slo(role, slo):
     b = budgets_for(COST, Role.parse(role), slo, MIX)
     decode_s = COST.language_s(0, 0, b.running, b.running * 701)
     assert decode_s <= MARGIN * slo.tpot_s
@@ -70,7 +70,7 @@ def test_looser_slos_give_larger_batches():
         assert loose.tokens > tight.tokens and loose.running >= tight.running and loose.images >= tight.images
 
 
-def test_who_does_not_decode_is_bound_by_ttft_and_by_what_brings_throughput():
+def test_budgets_of_other_instances_are_bound_by_ttft_and_by_throughput():
     assert budgets_for(COST, Role.parse("P"), LOOSE, MIX).tokens == 768  # a prompt, and at least what saturates
     hurried = budgets_for(COST, Role.parse("P"), Slo(ttft_s=0.04), MIX)
     assert COST.language_s(hurried.tokens, hurried.tokens**2, 0, 0) <= 0.25 * 0.04

@@ -28,7 +28,7 @@ def test_addresses(ip):
 
 
 @given(st.ip_addresses())
-def test_what_python_calls_private_is_never_public(ip):
+def test_addresses_that_python_calls_private_are_never_public(ip):
     if not ip.is_global or ip.is_multicast:
         assert not may_connect(ip, "public")
 
@@ -50,7 +50,7 @@ def test_what_python_calls_private_is_never_public(ip):
         ),
     ],
 )
-def test_what_is_parsed(url, parsed):
+def test_urls_are_parsed_into_host_port_and_path(url, parsed):
     assert tuple(parse_url(url, "p"))[:4] == parsed
 
 

@@ -104,7 +104,7 @@ async def test_bad_answers(name):
             await refused(kind, says, site)
 
 
-async def test_nobody_there():
+async def test_a_host_that_does_not_answer_is_a_media_error():
     async with website({}) as site:
         dead = Detour(site.port, dead=(PUBLIC,))
         await refused(MediaError, "cannot be reached", site, network=dead)
@@ -312,7 +312,7 @@ async def test_one_failure_ends_the_others():
                 task.cancel()
 
 
-async def test_what_is_wrong_is_said_before_anything_is_fetched():
+async def test_a_wrong_url_is_refused_before_anything_is_fetched():
     async with website({"/x": ok(b"abc")}) as site:
         fetcher = Fetcher(FetchLimits(), resolve=resolver([PUBLIC]), network=site.network)
         for bad in ("http://127.0.0.1/", "ftp://a.example/", "cat.png", "", "file:///etc/passwd"):

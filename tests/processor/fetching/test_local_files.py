@@ -57,7 +57,7 @@ async def test_files_outside_are_refused_whether_they_exist_or_not(root):
 
 
 @pytest.mark.parametrize("name", ["nothing.png", "sub", "pipe", ""])
-async def test_what_is_no_file_is_refused(root, name):
+async def test_paths_that_are_no_files_are_refused(root, name):
     with pytest.raises((MediaError, InvalidRequest)) as e:
         await asyncio.wait_for(read(f"file://{root}/{name}", root), 3)
     assert str(root) not in e.value.message

@@ -24,7 +24,7 @@ async def where():
     return threading.current_thread().name
 
 
-async def test_it_returns_and_raises_what_the_work_does(there):
+async def test_the_loop_thread_returns_and_raises_what_the_work_does(there):
     assert await there.run(where()) == "there"
 
     async def breaks():

@@ -113,7 +113,7 @@ def test_a_checkpoint_is_read(checkpoint):
         ({"image_grid_pinpoints": "big"}, 'image_grid_pinpoints is "big".*pairs'),
     ],
 )
-def test_what_the_tower_cannot_take_is_refused_at_load(checkpoint, tmp_path, changes, says):
+def test_tiles_that_the_tower_cannot_take_are_refused_at_load(checkpoint, tmp_path, changes, says):
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     (copy / "processor_config.json").unlink()  # whose section would come first
     file = copy / "preprocessor_config.json"

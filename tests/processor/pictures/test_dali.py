@@ -57,7 +57,7 @@ def png():
 
 
 @pytest.mark.parametrize("data", [turned(), jpeg(mode="L"), jpeg(mode="CMYK"), png()], ids=["exif", "L", "CMYK", "png"])
-def test_what_is_no_plain_jpeg_is_pillows(data):
+def test_pictures_other_than_plain_jpegs_are_decoded_by_pillow(data):
     assert np.array_equal(made(data, QWEN, DALI).pixels, made(data, QWEN, PILLOW).pixels)
 
 

@@ -59,7 +59,7 @@ def test_other_formats_are_named_and_refused(kind, name):
 
 
 @pytest.mark.parametrize("data", [b"", b"<svg xmlns=''/>", b"<?xml?><svg/>", b"hello", bytes(100), b"%PDF-1.4"])
-def test_what_is_no_picture_is_refused(data):
+def test_bytes_that_are_no_picture_are_refused(data):
     with pytest.raises(MediaError, match="supported formats"):
         decode_image(data, LIMITS)
 

@@ -37,7 +37,7 @@ def test_beyond_the_budget_is_429_and_changes_nothing():
     store.put(b"b", picture())
 
 
-def test_what_nobody_holds_stays_while_there_is_room():
+def test_pixels_that_no_request_holds_stay_while_there_is_room():
     store = PixelStore(250, keep_bytes=100)
     for k in b"ab":
         store.release(store.put(bytes([k]), picture()))

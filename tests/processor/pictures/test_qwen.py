@@ -215,7 +215,7 @@ def test_videos_are_bounded(processor, store, monkeypatch):
     store.check(idle=True)
 
 
-def test_what_could_never_be_held_is_refused(model):
+def test_pictures_that_could_never_be_held_are_refused(model):
     store = PixelStore(100_000)
     frames = np.stack([make_picture(i, 128) for i in range(12)])
     with pytest.raises(RequestTooLarge):

@@ -46,7 +46,7 @@ def edit(path, **fields):
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
 
 
-def test_what_is_read(model, checkpoint):
+def test_the_files_of_a_checkpoint_describe_context_pictures_and_vocabulary(model, checkpoint):
     assert model.path == checkpoint and model.n_context == 512 and model.eos_ids == (2,)
     assert model.images.placeholder == "<image>" and model.images.adapter.fit(9, 9).n_tokens == 16
     assert model.template.takes_parts and model.vocabulary.n_tokens == 2048

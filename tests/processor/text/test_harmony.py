@@ -61,7 +61,7 @@ def test_wherever_it_is_cut(text, reasoning, content, calls):
     assert len(orders) <= 1, orders
 
 
-def test_it_comes_while_it_is_written():
+def test_harmony_reasoning_is_streamed_while_it_is_written():
     stream = HarmonyStream(["content"])
     text = (
         THOUGHT + "<|channel|>commentary<|message|>I look.<|end|>" + AGAIN + CALL.format("content", '{"x": "one two"}')
@@ -84,7 +84,7 @@ def test_one_call_only():
     assert joined(stream.push(text, last=True)) == ("", [("f", "{}")]) and stream.n_calls == 2
 
 
-def test_it_is_read_off_the_template():
+def test_harmony_is_recognised_by_its_template():
     assert format_of(HARMONY).name == "harmony"
     thinking = Thinking.after("…<|end|><|start|>assistant", REASONING["harmony"])
     assert thinking is not None and not thinking.begun

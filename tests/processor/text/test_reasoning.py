@@ -33,7 +33,7 @@ def test_wherever_it_is_cut(begun, text, reasoning, content):
         assert ("".join(s.reasoning for s in said), "".join(s.content for s in said)) == (reasoning, content), pieces
 
 
-def test_it_comes_while_it_is_written():
+def test_reasoning_is_streamed_while_it_is_written():
     stream = ReasoningStream(Thinking(THINK, True))
     said = [stream.push(c).reasoning for c in "one two three four"]
     assert sum(map(bool, said)) > 10

@@ -123,7 +123,7 @@ NO_VIDEO = {
 
 
 @pytest.mark.parametrize("name", NO_VIDEO)
-def test_what_is_no_video_is_refused(name):
+def test_bytes_that_are_no_video_are_refused(name):
     data, says = NO_VIDEO[name]
     with pytest.raises(MediaError, match=says) as e:
         open_video(data, param="p")

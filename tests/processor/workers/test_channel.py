@@ -57,7 +57,7 @@ def test_a_large_array_comes_while_it_is_sent(ends):
     assert found == data
 
 
-def test_what_does_not_come_in_time_is_a_timeout(ends):
+def test_a_message_that_does_not_come_in_time_is_a_timeout(ends):
     ours, theirs = ends
     for wait in (
         lambda: theirs.receive(9, time.monotonic() + 0.05),
@@ -70,7 +70,7 @@ def test_what_does_not_come_in_time_is_a_timeout(ends):
         assert time.monotonic() - begun_s < 5.0
 
 
-def test_what_cannot_come_any_more_is_the_end(ends):
+def test_a_channel_whose_writer_is_gone_is_at_its_end(ends):
     ours, theirs = ends
     ours.send(b"a header longer than allowed")
     with pytest.raises(EOFError, match="28 bytes"):

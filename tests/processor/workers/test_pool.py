@@ -156,7 +156,7 @@ def test_a_stuck_worker_is_replaced_and_the_others_go_on(pool):
     assert len(workers.pids) == 1 and works(workers)
 
 
-def test_one_that_stops_answering_is_stuck(pool):
+def test_a_worker_that_stops_answering_fails_its_job_and_is_replaced(pool):
     workers = pool(job_limit_s=0.5)
     assert works(workers)
     os.kill(workers.pids[0], signal.SIGSTOP)
@@ -165,7 +165,7 @@ def test_one_that_stops_answering_is_stuck(pool):
     assert works(workers)
 
 
-def test_what_kills_its_worker_is_tried_twice_and_refused(pool, tmp_path):
+def test_a_picture_that_kills_its_worker_is_tried_twice_and_refused(pool, tmp_path):
     workers = pool()
     with pytest.raises(MediaError, match="died of it, twice") as e:
         workers.submit(jobs.dies, part(), str(tmp_path / "deaths")).result()
@@ -199,7 +199,7 @@ def test_a_worker_that_dies_at_any_moment_costs_nobody_an_answer(pool, monkeypat
 
 
 @pytest.mark.parametrize("call", [0, 4, 7])
-def test_what_goes_wrong_between_server_and_worker_costs_nobody_an_answer(pool, monkeypatch, call):
+def test_a_broken_connection_to_a_worker_costs_nobody_an_answer(pool, monkeypatch, call):
     """And what was left unread of an answer is never taken for that of another picture."""
     workers, waits = pool(), []
     assert works(workers)

@@ -143,14 +143,14 @@ def test_other_settings_are_another_picture(store, count):
         release(store, one)
 
 
-def test_what_was_prepared_with_another_salt_is_prepared_again(store, count):
+def test_media_prepared_with_another_salt_are_prepared_again(store, count):
     media = made_by(store)
     for salt in ("", "a", "b", "a", ""):
         release(store, media.prepare(parts(picture(1)), ADAPTER, salt=salt))
     assert len(count) == 3
 
 
-def test_what_has_left_the_store_is_decoded_again(count):
+def test_pictures_that_have_left_the_store_are_decoded_again(count):
     store = PixelStore(4 * PICTURE_BYTES, keep_bytes=2 * PICTURE_BYTES)
     media = made_by(store)
     for i in (0, 1, 2):

@@ -73,7 +73,7 @@ async def test_a_kept_connection_that_the_server_closed_is_replaced():
     assert server.n_connections == 4
 
 
-async def test_nobody_listens():
+async def test_a_server_that_does_not_listen_is_a_failed_connection():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         target = Endpoint(base_url=f"http://127.0.0.1:{s.getsockname()[1]}")

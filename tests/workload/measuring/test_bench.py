@@ -191,7 +191,7 @@ def test_servers_that_cannot_be_measured(script, target, pages, said):
         run(script, target=target, pages=pages)
 
 
-def test_nobody_listens():
+def test_a_bench_of_a_server_that_does_not_listen_is_refused_with_its_url():
     asked = Asked(workload=TEXT, slo=SLO)
     with pytest.raises(ConfigError, match=r"no server at http://127\.0\.0\.1:1: no connection"):
         virtual.run(bench(asked, Endpoint(base_url="http://127.0.0.1:1"), Quiet()))
@@ -223,7 +223,7 @@ def test_nothing_asked():
         run(FAST, LoadPlan(), slo=None)
 
 
-def test_what_peers_say_of_their_prefix_cache():
+def test_prefix_cache_metrics_of_other_engines_are_read():
     vllm = 'vllm:cache_config_info{block_size="16",enable_prefix_caching="True"} 1.0'
     assert run(FAST, pages={"/metrics": vllm})[0].servers[0].facts.prefix_cache == "on"
     sglang = '{"disable_radix_cache":true}'

@@ -45,7 +45,7 @@ def test_ttft(slower, blamed):
     assert found.ttft_blame == {blamed: 1} and found.tpot_blame == {}
 
 
-def test_what_the_server_does_not_see():
+def test_time_that_the_server_does_not_see_is_attributed_to_the_client():
     found = breakdown_of([record(ALONE, outside_s=0.4)], SLO, REFERENCE)
     assert found.ttft_blame == {OUTSIDE: 1} and found.mean_s[OUTSIDE] == pytest.approx(0.4)
 
