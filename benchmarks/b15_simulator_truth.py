@@ -39,13 +39,13 @@ from benchmarks.record import write_result
 from benchmarks.runs import make_model, serve_command, shown
 from benchmarks.servers import CpuWatch, Server, ServerFailed, free_port
 from benchmarks.twin import Sent, Times, Twin, times_of
-from hydrainfer.assemble.copies import measure_copies
-from hydrainfer.assemble.grid import Grid
-from hydrainfer.assemble.measure import measure_model
 from hydrainfer.builtin import MODEL
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.cost import read_cost_model
 from hydrainfer.core import CostModel
+from hydrainfer.costing.copies import measure_copies
+from hydrainfer.costing.grid import Grid
+from hydrainfer.costing.measure import measure_model
 from hydrainfer.judging import at_quantile
 from hydrainfer.planner.costs import CostFile, fit_cost, link_of
 from hydrainfer.planner.nouns import Link

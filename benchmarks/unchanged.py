@@ -43,7 +43,18 @@ CASES: dict[str, list[str]] = {
     "kinds": ["-m", "benchmarks.b31_elastic", "--out", "OUT"],
     "figures": ["-m", "benchmarks.paper", "fig05", "fig12", "fig14", "--quick", "--fresh", "--out", "OUT"],
 }
-VOLATILE = {"command", "date", "revision", "hardware", "versions", "environment", "settings", "seconds", "elapsed_s"}
+VOLATILE = {
+    "command",
+    "date",
+    "revision",
+    "hardware",
+    "versions",
+    "environment",
+    "settings",
+    "seconds",
+    "elapsed_s",
+    "took_s",
+}
 SHOWN = 5
 
 

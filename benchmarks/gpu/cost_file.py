@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hydrainfer.assemble.measure import Grid, measure_model
 from hydrainfer.config import ServeConfig
+from hydrainfer.costing.measure import Grid, measure_model
 from hydrainfer.planner.costs import write_cost_file
 
 TINY = Grid(

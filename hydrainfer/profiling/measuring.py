@@ -27,8 +27,8 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
         here = msgspec.structs.replace(here, model=model, threads=config.threads or n_threads)
         name = name_of(model_folder(here))
         console.print(f"measuring {name} on this machine, for at most {minutes:g} min", markup=False)
-        from hydrainfer.assemble.measure import measure_model  # imports torch, which takes seconds
         from hydrainfer.assemble.sizes import with_dtype
+        from hydrainfer.costing.measure import measure_model  # imports torch, which takes seconds
 
         measured = with_dtype(here)
         journal = cache_folder() / "measured" / f"{name}-{_key(measured)}.jsonl"

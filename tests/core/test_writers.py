@@ -53,7 +53,7 @@ def test_each_field_of_a_sequence_has_one_writer():
 def test_the_hold_of_a_sequence_is_written_by_the_room_alone():
     found = writers(Hold.__slots__, {"hold"})
     assert found.keys() >= {"blocks", "capacity", "due", "remapped"}
-    measured = {"assemble/rig.py"}  # batches without a scheduler, to measure a device
+    measured = {"costing/rig.py"}  # batches without a scheduler, to measure a device
     assert all(files - measured == {"scheduler/room.py"} for files in found.values()), found
 
 

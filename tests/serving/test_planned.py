@@ -118,7 +118,7 @@ def test_the_measured_engine_is_the_one_that_will_serve(monkeypatch):
         file = read_cost_file(Path(MEASURED))
         return msgspec.structs.replace(file, quantization=config.quantization, dtype=config.dtype)
 
-    monkeypatch.setattr("hydrainfer.assemble.measure.measure_model", measure_model)
+    monkeypatch.setattr("hydrainfer.costing.measure.measure_model", measure_model)
     given = {**EXPECTED, "layout": "1EPD", "token_budget": "auto", "device": "cpu", "port": 0}
     for more in ({}, {"dtype": "bfloat16"}, {"native_kernels": False}, {"quantization": "int8"}):
         settle(load({**given, **more}), quiet())

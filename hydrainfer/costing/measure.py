@@ -16,15 +16,15 @@ from pathlib import Path
 import msgspec
 import torch
 
-from hydrainfer.assemble.copies import measure_copies
-from hydrainfer.assemble.grid import GPU_GRID, Case, Grid, blocks_of, bytes_of, cases_of, fitting
-from hydrainfer.assemble.rig import Rig, load_whole, pictures_of, specs_for
 from hydrainfer.assemble.sizes import free_bytes, torch_device
 from hydrainfer.assemble.workspace import Rows, workspace_bytes
 from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError
+from hydrainfer.costing.copies import measure_copies
+from hydrainfer.costing.grid import GPU_GRID, Case, Grid, blocks_of, bytes_of, cases_of, fitting
+from hydrainfer.costing.rig import Rig, load_whole, pictures_of, specs_for
 from hydrainfer.judging import at_quantile
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
 from hydrainfer.models import Model

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hydrainfer.assemble.grid import blocks_for, pool_for, tokens_of
 from hydrainfer.assemble.model import free_unused, lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import dtype_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
@@ -30,6 +29,7 @@ from hydrainfer.core import (
     StepResult,
     TokenWork,
 )
+from hydrainfer.costing.grid import blocks_for, pool_for, tokens_of
 from hydrainfer.models import Model
 from hydrainfer.ops import settle
 from hydrainfer.planner.costs import BatchShape

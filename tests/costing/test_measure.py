@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from hydrainfer.assemble.grid import Grid, pool_for
-from hydrainfer.assemble.measure import _is_known, _note, measure_model
-from hydrainfer.assemble.rig import Rig
 from hydrainfer.config import ServeConfig, Slo, read_cost_model
 from hydrainfer.core import ConfigError, Role
+from hydrainfer.costing.grid import Grid, pool_for
+from hydrainfer.costing.measure import _is_known, _note, measure_model
+from hydrainfer.costing.rig import Rig
 from hydrainfer.machine import busy_cores
 from hydrainfer.planner.costs import BatchShape, read_cost_file, write_cost_file
 from hydrainfer.planner.search.budgets import Mix, budgets_for
@@ -90,8 +90,8 @@ def test_no_time_is_no_measurement(checkpoint):
 
 @pytest.mark.multi
 def test_copies_between_processes():
-    from hydrainfer.assemble.copies import measure_copies
     from hydrainfer.cache import FullSpec
+    from hydrainfer.costing.copies import measure_copies
 
     spec = FullSpec.of(layers=2, kv_heads=2, head_dim=32, dtype="float32")
     copies = measure_copies([spec], ["shared-memory"], "cpu", 2.0)
