@@ -67,8 +67,9 @@ def run(tree: Path, arguments: list[str], out: Path) -> Any:
         sys.exit(f"{tree}: {' '.join(command)[:120]} failed:\n{done.stderr[-2000:]}")
     if "OUT" not in arguments:
         return settled(json.loads(done.stdout))
-    files = sorted(out.glob("*.json")) if out.is_dir() else [out]
-    return {path.name: settled(json.loads(path.read_text())) for path in files}
+    if not out.is_dir():
+        return settled(json.loads(out.read_text()))
+    return {path.name: settled(json.loads(path.read_text())) for path in sorted(out.glob("*.json"))}
 
 
 def settled(value: Any) -> Any:
