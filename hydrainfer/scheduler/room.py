@@ -54,7 +54,9 @@ class SequenceRoom:
         """Find the cached blocks that these steps need and may share; with `tiers`, also those that other tiers have.
         The result is kept while the caches' keys do not change, because it is asked for in every step until there is
         room."""
-        version = self.caches.version + sum(tier.version for tier in self._tiers.values())
+        version = self.caches.version
+        if self._tiers:  # asked so often that an empty sum would show
+            version += sum(tier.version for tier in self._tiers.values())
         state = (visit, len(seq.tokens), seq.n_computed, version, tiers)
         known = self._hits.get(seq.id)
         if known is None or known[0] != state:
