@@ -24,16 +24,17 @@ class _Running:
 
 class Fetching:
     """`live`: the sequences by id. `enter(seq)` lets one enter the stage its cursor names, and returns whether that
-    runs here; `restart(seq, now)` makes it be computed again."""
+    runs here; `restart(seq, now)` makes it be computed again; `free(seq)` gives everything of a cancelled one back."""
 
     def __init__(
         self,
         room: SequenceRoom,
         enter: Callable[[LiveSequence], bool],
         restart: Callable[[LiveSequence, float], None],
+        free: Callable[[LiveSequence], None],
     ) -> None:
         self.live: dict[str, LiveSequence] = {}
-        self._room, self._enter, self._restart = room, enter, restart
+        self._room, self._enter, self._restart, self._free = room, enter, restart, free
         self._running: dict[str, _Running] = {}
         self._shifts: list[Shift] = []
 
@@ -73,6 +74,7 @@ class Fetching:
         if seq.cancelled or not running.ok:
             self._room.release(seq, landed=False)
         if seq.cancelled:
+            self._free(seq)
             return False
         if not running.ok:
             self._restart(seq, now)

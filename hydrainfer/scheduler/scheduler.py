@@ -76,7 +76,7 @@ class Scheduler:
         self._order = Order(self.duties, self.policy)
         self.fair, running = self._order.fair, (self._running, self._live)
         self.parking = Parking(host, self.room, self.decoding, self._order.pace, self._restart)
-        self.fetching = Fetching(self.room, self._enter, self._restart)
+        self.fetching = Fetching(self.room, self._enter, self._restart, self._free)
         away = self.parking, self.fetching
         self._admission = Admission(self.duties, self.room, budgets, self.policy, *running, self.fair, *away)
         self.waiting, self.arriving = self._admission.waiting, self._admission.arriving
@@ -321,6 +321,9 @@ class Scheduler:
         seq.rewind()
         seq.queue(now)
         self._wait(seq)
+
+    def _free(self, seq: LiveSequence) -> None:
+        self._admission.free(seq)
 
     def _enter(self, seq: LiveSequence) -> bool:
         """Put a sequence into the stage its cursor names. False if that runs elsewhere: then it migrates; or if some of
