@@ -28,7 +28,7 @@ def ray_runtime():
     """One for all tests; launchers use it as it is."""
     folder = RunFolder(for_ray=True)
     launcher = RayLauncher(None, folder=folder)
-    launcher._keeper.submit(launcher._connect, []).result()
+    launcher._ray_thread.submit(launcher._connect, []).result()
     yield folder.path
     launcher.close(10)
     folder.remove()

@@ -236,7 +236,8 @@ def test_a_tower_with_grids_is_captured_only_by_the_kernel_that_reads_them_on_th
         "lfm3_vl", tmp_path, vision={"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     )
     ops = select_ops("cpu", torch.bfloat16, 16, use_native=False)
-    ops = replace(ops, chosen=(("attention_segments", "torch-varlen"), ("grid_conv", variant)))
+    varlen = {"replays_segments": torch_variants.takes_varlen}
+    ops = replace(ops, chosen=(("attention_segments", "torch-varlen"), ("grid_conv", variant)), **varlen)
     tower = load_model(path, Role.parse("E"), dtype="bfloat16", ops=ops).vision
     assert tower.captures is (variant == "native-cuda")
 
