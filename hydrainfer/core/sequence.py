@@ -25,7 +25,6 @@ from hydrainfer.core.request import Request
 from hydrainfer.core.stage import Lane, Stage
 
 
-@dataclass(slots=True)
 class Hold:
     """What a sequence holds of the caches of an instance. The instance's `SequenceRoom` alone changes it.
 
@@ -34,13 +33,16 @@ class Hold:
     computed with them. `n_settled`, `due`: the number of computed tokens at the last `SequenceRoom.settle`, and at the
     next one. `stops`: numbers of computed tokens at which chunks end."""
 
-    blocks: dict[str, list[int]] = field(default_factory=dict)
-    first_block: dict[str, int] = field(default_factory=dict)
-    remapped: int = 0
-    capacity: int = 0
-    n_settled: int = 0
-    due: float = math.inf
-    stops: tuple[int, ...] = ()
+    __slots__ = ("blocks", "capacity", "due", "first_block", "n_settled", "remapped", "stops")
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, list[int]] = {}
+        self.first_block: dict[str, int] = {}
+        self.remapped = 0
+        self.capacity = 0
+        self.n_settled = 0
+        self.due = math.inf
+        self.stops: tuple[int, ...] = ()
 
 
 class LiveSequence:
