@@ -103,6 +103,8 @@ class Census:
         if name in self.leaving:
             self.leaving.remove(name)
             del self.roles[name]
+            if not member.closed:  # it died before: nobody is to start it again
+                self.told_to_close.append(name)
         else:
             self.restarts.gone(name, now, for_good)
         self._announce(now)

@@ -130,10 +130,15 @@ class Hub:
     def add(self, plan: NodePlan) -> None:
         """Begin to start one more instance, which gets requests once it runs. Raises `ConfigError` if there is no room
         for it, or if the launcher cannot."""
-        self._keeper.add(plan)
-        with self._lock:
+        with self._lock:  # before it starts, or its `Hello` would be that of a stranger
             self._side.census.add(plan.name, Role.parse(plan.role))
-            self._plans = [*self._plans, plan]
+        try:
+            self._keeper.add(plan)
+        except BaseException:
+            with self._lock:
+                del self._side.census.roles[plan.name]
+            raise
+        self._plans = [*self._plans, plan]
 
     def remove(self, name: str) -> None:
         """Let an instance end once it has no requests. Raises `ConfigError` if no other runs its stages, or if the

@@ -31,7 +31,7 @@ def find_away(
 
 
 def fetches_of(blocks: dict[str, Found], away: Mapping[str, Mapping[int, tuple[str, int]]]) -> list[Fetch]:
-    """What is to be copied of the found blocks. Only those on the device are left in `blocks`."""
+    """The copies that bring found blocks from other tiers. Only those on the device are left in `blocks`."""
     fetches: dict[tuple[str, str], Fetch] = {}
     for spec, there in away.items():
         for i, block in enumerate(blocks[spec]):

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -353,6 +354,6 @@ def whole(caches):
 
 def test_instances_of_one_process_are_fixed(tmp_path):
     with nothing_left(), rig("1EPD", tmp_path, World()) as r:
-        for change in (lambda: r.hub.add(r.hub._plans[0]), lambda: r.hub.remove("EPD0")):
+        for change in (lambda: r.hub.add(replace(r.hub._plans[0], name="EPD1")), lambda: r.hub.remove("EPD0")):
             with pytest.raises(ConfigError, match="cannot come and go: use --launcher ray"):
                 change()

@@ -57,6 +57,17 @@ def test_an_instance_leaves_once_its_requests_are_done_and_no_request_is_lost():
     assert cluster.side.census.restarts.due(1e9) == [], "nobody starts it again"
 
 
+def test_an_instance_that_dies_while_it_leaves_is_not_started_again():
+    cluster = Cluster("1EP2D", 64, 32)
+    requests = ask(cluster, "before")
+    cluster.run(until=12.0)
+    cluster.side.census.retire("D1")
+    cluster.crash("D1")
+    check(cluster, requests)
+    assert cluster.side.census.told_to_close == ["D1"], "the launcher is to let it end for good"
+    assert set(cluster.side.census.roles) == {"EP0", "D2"}
+
+
 def test_the_last_instance_of_a_stage_may_not_leave():
     cluster = Cluster("1EP1D", 64, 32)
     with pytest.raises(ConfigError, match="without D1, no instance could decode"):
