@@ -77,15 +77,12 @@ class BlockPool:
         self.version += 1
         key_of, index, pop = self._key_of, self._index, self._cached.popitem
         blocks = [pop(last=False)[0] for _ in range(n)]
-        keys: list[bytes] = []
-        for block in blocks:
-            key = key_of[block]
-            assert key is not None, "a cached block has a key"
+        keys: list[bytes] = [key_of[block] for block in blocks]  # type: ignore[misc]  # a cached block has a key
+        for block, key in zip(blocks, keys):
             key_of[block] = None
             del index[key]
-            keys.append(key)
-            if self.news is not None:
-                self.news[key] = False
+        if self.news is not None:
+            self.news.update(dict.fromkeys(keys, False))
         if self.on_evict is not None:
             self.on_evict(keys, blocks)
         self._free.extend(blocks)

@@ -62,23 +62,24 @@ class Duties:
     Whoever wants to know asks, and keeps no copy."""
 
     def __init__(self, role: Role) -> None:
-        self.loaded = self.accepted = role
+        self.loaded = role
         self._visits: dict[tuple[tuple[Stage, ...], int], tuple[Stage, ...]] = {}
+        self.accept(role)
 
     def accept(self, role: Role) -> None:
         """Do these stages from now on. Raises `ConfigError` if they are not all loaded."""
         if not role.stages <= self.loaded.stages:
             raise ConfigError(f"an instance that has loaded {self.loaded} cannot become {role}")
-        self.accepted = role
+        self.accepted, self._stages = role, role.stages
         self._visits.clear()
 
     def runs(self, stage: Stage) -> bool:
-        return stage in self.accepted.stages
+        return stage in self._stages
 
     @property
     def only_continues(self) -> bool:
         """Whether it decodes what others have prefilled."""
-        return self.runs(Stage.DECODE) and not self.runs(Stage.PREFILL)
+        return Stage.PREFILL not in self._stages and Stage.DECODE in self._stages
 
     def visit(self, plan: tuple[Stage, ...], cursor: int) -> tuple[Stage, ...]:
         """The consecutive steps of a plan, from number `cursor` on, that a request can pass here."""

@@ -9,8 +9,6 @@ Whatever is drafted, the answer has the same tokens as without drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hydrainfer.core import LiveSequence, TokenWork
 
 
@@ -20,34 +18,31 @@ class Drafts:
 
     def __init__(self, usable: bool) -> None:
         self._usable = usable
-        self._kept: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
+        self.kept: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
 
     def keep(self, seq: LiveSequence, guesses: tuple[int, ...]) -> None:
         """Keep guesses of what follows the tokens that the sequence has now."""
         if self._usable and guesses:
-            self._kept[seq.id] = len(seq.tokens), guesses
+            self.kept[seq.id] = len(seq.tokens), guesses
 
-    def __bool__(self) -> bool:
-        return bool(self._kept)
-
-    def decodes(self, seqs: Iterable[LiveSequence], budget: int) -> list[TokenWork]:
-        """One token of each sequence that has room for it, and its drafts. Drafts take no room and no part of the
-        `budget` that another decode needs. Answers that must match a grammar get no drafts."""
-        ready = [seq for seq in seqs if len(seq.tokens) <= seq.hold.capacity]
+    def extend(self, ready: list[TokenWork], budget: int) -> list[TokenWork]:
+        """These decodes, with the drafts of their sequences. Drafts take no room and no part of the `budget` that
+        another decode needs. Answers that must match a grammar get no drafts."""
         left, work = budget - len(ready), []
-        self._kept = {seq.id: self._kept[seq.id] for seq in ready if self._is_fresh(seq)}
-        for seq in ready:
-            most = min(left, seq.hold.capacity - len(seq.tokens), seq.request.max_tokens - seq.n_produced - 1)
+        self.kept = {item.seq.id: self.kept[item.seq.id] for item in ready if self._is_fresh(item.seq)}
+        for item in ready:
+            seq = item.seq
             drafts: tuple[int, ...] = ()
-            if most > 0 and seq.id in self._kept and seq.request.sampling.grammar is None:
-                drafts = self._kept[seq.id][1][:most]
+            most = min(left, seq.hold.capacity - len(seq.tokens), seq.request.max_tokens - seq.n_produced - 1)
+            if most > 0 and seq.id in self.kept and seq.request.sampling.grammar is None:
+                drafts = self.kept[seq.id][1][:most]
             left -= len(drafts)
-            work.append(TokenWork(seq, seq.n_computed, 1 + len(drafts), True, drafts))
+            work.append(TokenWork(seq, item.start, 1 + len(drafts), True, drafts) if drafts else item)
         return work
 
     def _is_fresh(self, seq: LiveSequence) -> bool:
         """Whether the guesses follow the sequence's last token; a step launched ahead may have overtaken them."""
-        return seq.id in self._kept and self._kept[seq.id][0] == len(seq.tokens)
+        return seq.id in self.kept and self.kept[seq.id][0] == len(seq.tokens)
 
 
 def verified(seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:

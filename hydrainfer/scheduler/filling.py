@@ -26,9 +26,11 @@ def exceeds_batch(waiting: Waiting, begun: Collection[Mapping[str, LiveSequence]
     return any(pace.seconds(*seq.rest) > most_s for seq in chain(heads, *(group.values() for group in begun)))
 
 
-def decodes(seqs: Iterable[LiveSequence]) -> list[TokenWork]:
-    """One token of each sequence that has room for it."""
-    return [TokenWork(s, s.n_computed, 1, True) for s in seqs if len(s.tokens) <= s.hold.capacity]
+def decodes(seqs: Iterable[LiveSequence], full: Collection[LiveSequence]) -> list[TokenWork]:
+    """One token of each sequence, but for the `full` ones, which have no room for it."""
+    if full:
+        seqs = [seq for seq in seqs if seq not in full]
+    return [TokenWork(seq, seq.n_computed, 1, True) for seq in seqs]
 
 
 def decodes_ahead(seqs: Iterable[LiveSequence], grow: Callable[[LiveSequence, int], bool]) -> list[TokenWork] | None:

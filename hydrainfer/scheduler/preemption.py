@@ -29,13 +29,12 @@ class Preemption:
         self._running, self._arriving, self._places = running, arriving, places
         self._room, self._parking, self._fetching, self._restart = room, parking, fetching, restart
 
-    def make_room(self, decoding: Iterable[LiveSequence], now: float) -> list[LiveSequence]:
-        """Preempt those that must give up their places. Grow the full ones among the others of these sequences, oldest
-        first; if there is no room, preempt the youngest sequences. Returns the preempted ones."""
+    def make_room(self, full: Iterable[LiveSequence], now: float) -> list[LiveSequence]:
+        """Preempt those that must give up their places. Grow the others of these decoding sequences, which are full,
+        oldest first; if there is no room, preempt the youngest sequences. Returns the preempted ones."""
         preempted = self._places.surplus()
         for seq in preempted:
             self._preempt(seq, now)
-        full = [seq for seq in decoding if len(seq.tokens) > seq.hold.capacity]
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self._running[Stage.DECODE] and not self._room.grow(seq):
                 victim = None if self._parking.leaving else self._youngest_idle(than=seq)

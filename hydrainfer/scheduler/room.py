@@ -75,7 +75,7 @@ class SequenceRoom:
         n_brought = max(n_tokens, seq.n_computed)  # earlier tokens are here, or come with an arrival
         blocks = {spec.name: spec.reusable(request, found[spec.name], n_brought) for spec in specs}
         missing = missing_pictures(request, specs, blocks, n_tokens) if request.media else ()
-        fetches = fetches_of(blocks, away)
+        fetches = fetches_of(blocks, away) if away else ()
         return Hit(keys, blocks, n_tokens, min(chained, default=0), missing, fetches)
 
     def computed_by(self, other: LiveSequence, seq: LiveSequence, visit: Visit, n_tokens: int) -> bool:

@@ -254,10 +254,8 @@ class Scheduler:
             n, n_decodes = len(work), 0
         else:
             departed = self._admission.need_encoders()
-            if not ahead:
-                preempted = self._preemption.make_room(self.decoding.values(), now)
-                self.n_preemptions += len(preempted)
-            work, n, n_decodes = self._fill_language(now, interrupts, ahead)
+            ready = self._decodes_ahead() if ahead else self._decodes(now, preempted)
+            work, n, n_decodes = self._fill_language(now, interrupts, ready)
             departed += self._admission.need_encoders()  # those that lost what they had found when they got room
             self.migrating |= {seq.id: seq for seq in departed}
             if interrupts and len(work) == n_decodes:
@@ -271,19 +269,33 @@ class Scheduler:
                 seq.started = True
                 started.append(seq)
         self.n_batches += 1
-        n_drafts = sum(len(item.drafts) for item in work[:n_decodes]) if self._drafts else 0
+        n_drafts = sum(len(item.drafts) for item in work[:n_decodes]) if self._drafts.kept else 0
         batch = StepBatch(self.n_batches, lane, work, n, n_decodes, after_s, n_drafts)
         return Turn(batch, started, preempted, departed)
 
-    def _fill_language(self, now: float, interrupts: bool, ahead: bool) -> tuple[list[TokenWork], int, int]:
-        """The work, its number of tokens, and how many of its first items decode."""
-        budget, drafts, decoding = self.budgets.tokens, self._drafts, self.decoding.values()
-        ready = decodes_ahead(decoding, self.room.grow) if ahead and not self._admission.places.short else None
-        if not ahead:
-            ready = drafts.decodes(decoding, budget) if drafts else decodes(decoding)
+    def _decodes(self, now: float, preempted: list[LiveSequence]) -> list[TokenWork]:
+        """The decodes of the next batch, for which others may have to leave: they are added to `preempted`."""
+        decoding = self.decoding.values()
+        full = [seq for seq in decoding if len(seq.tokens) > seq.hold.capacity]
+        if full or self._admission.places.short:
+            preempted += self._preemption.make_room(full, now)
+            self.n_preemptions += len(preempted)
+            full = [seq for seq in full if seq.id in self.decoding and len(seq.tokens) > seq.hold.capacity]
+        ready = decodes(decoding, full)
+        return self._drafts.extend(ready, self.budgets.tokens) if self._drafts.kept else ready
+
+    def _decodes_ahead(self) -> list[TokenWork] | None:
+        """The decodes of the batch after one that is still being computed; None if it has to wait for that."""
+        return None if self._admission.places.short else decodes_ahead(self.decoding.values(), self.room.grow)
+
+    def _fill_language(
+        self, now: float, interrupts: bool, ready: list[TokenWork] | None
+    ) -> tuple[list[TokenWork], int, int]:
+        """The work, its number of tokens, and how many of its first items decode: those that are `ready`."""
         if ready is None:
             return [], 0, 0
-        n_ready = sum(item.count for item in ready) if drafts else len(ready)
+        budget = self.budgets.tokens
+        n_ready = sum(item.count for item in ready) if self._drafts.kept else len(ready)
         together = self.policy.batching == "stage-level" and not self.gap.pauses_for_prompts(now)
         work, n = (ready[:], n_ready) if together else ([], 0)
         n_decodes = len(work)
@@ -352,7 +364,8 @@ class Scheduler:
             return [outcome for item in result.batch.work for outcome in self._encoded(item, result, now)]
         self.gap.landed(result.batch, now)
         outcomes: list[Outcome] = []
-        row, failed, logprobs = 0, result.error is not None or bool(result.failed), result.logprobs
+        failed, sampled, logprobs = result.error is not None or bool(result.failed), result.tokens, result.logprobs
+        guesses, limited, row = result.drafts, self.gap.limited, 0
         for place, item in enumerate(result.batch.work):
             seq, drafts, first = item.seq, item.drafts, row
             seq.in_flight -= 1
@@ -360,7 +373,7 @@ class Scheduler:
             if seq.cancelled or (failed and result.error_of(seq) is not None):
                 outcomes += self._lost(seq, result)
                 continue
-            tokens = verified(seq, drafts, result.tokens[first:row]) if drafts else ()
+            tokens = verified(seq, drafts, sampled[first:row]) if drafts else ()
             n_computed = seq.n_computed = len(seq.tokens) if item.sample else seq.n_computed + item.count
             if n_computed >= seq.hold.due:
                 self.room.settle(seq)
@@ -369,14 +382,14 @@ class Scheduler:
             if not item.sample:
                 self._order.place(seq, len(seq.tokens) - n_computed, 0)
                 continue
-            token = tokens[-1] if drafts else result.tokens[first]
+            token = tokens[-1] if drafts else sampled[first]
             tokens = tokens or (token,)
-            if self.gap.limited:
+            if limited:
                 self.gap.made(seq, len(tokens), now)
             said = tuple(logprobs[first + i] for i in range(len(tokens))) if first in logprobs else ()
             seq.tokens.append(token)
-            if place in result.drafts:
-                self._drafts.keep(seq, result.drafts[place])
+            if guesses and place in guesses:
+                self._drafts.keep(seq, guesses[place])
             if n_computed + 1 < seq.n_most and token not in seq.ends and seq.plan[seq.cursor] is Stage.DECODE:
                 outcomes.append(Outcome(seq, tokens, said))  # nearly always
             else:
