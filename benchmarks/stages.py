@@ -135,6 +135,12 @@ class Stages:
         last = self._prompt_tokens - 1
         return self._run(Lane.LANGUAGE, [TokenWork(seq, last, 1, True) for seq in self._requests[:n]])
 
+    def verify(self, n_rows: int, n: int = 1) -> float:
+        """A decode of each of `n` requests with `n_rows - 1` drafts."""
+        first = self._prompt_tokens - n_rows
+        work = [TokenWork(s, first, n_rows, True, tuple(s.tokens[first + 1 :])) for s in self._requests[:n]]
+        return self._run(Lane.LANGUAGE, work)
+
     def close(self) -> None:
         if self._vision is not None:
             self._vision.close()

@@ -284,10 +284,12 @@ class Decoder:
 
     def _few_decodes(self, x: Tensor, batch: AttentionBatch | ScanBatch) -> bool:
         rows = x.shape[0]
-        return rows == batch.n_decodes and 0 < rows <= self._decoder_rows and x.is_contiguous()
+        return rows == batch.n_decodes and 0 < rows <= self.few_rows and x.is_contiguous()
 
     @cached_property
-    def _decoder_rows(self) -> int:
+    def few_rows(self) -> int:
+        """The number of decodes up to which compiled code computes whole layers, each row as if it were alone; 0 if
+        there is no such code."""
         if self._ops.decoder is None:
             return 0
         plain = (layer.plain(self.config) for layer in self.layers)

@@ -62,6 +62,8 @@ class AttentionBatch:
     `window`: a token sees only the last `window` tokens, itself included; 0: no limit. `spans`: (request, first, stop),
     the tokens of one picture. They lie in one chunk and see each other in both directions.
 
+    `shares`: several decodes may be rows of one request, each of which sees the keys of those before it.
+
     `skips`: a CUDA graph computes the batch, and rows whose slot is -1 are padding, which is not written.
     """
 
@@ -77,6 +79,7 @@ class AttentionBatch:
     spans: Sequence[tuple[int, int, int]] = ()
     captured: Captured | None = None
     skips: bool = False
+    shares: bool = False
     plan: Any = None
     """The result of the chosen attention's `prepare`, if it has one."""
     _tiles: list[list[Tile]] | None = None

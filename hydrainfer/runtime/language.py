@@ -200,6 +200,7 @@ class LanguageRunner:
             spans=paged.spans,
             captured=Captured(spec.name, n, n * spec.blocks_for(context)) if captured else None,
             skips=captured and bool(p.scanned),
+            shares=p.shares,
         )
         self._model.ops.prepare(batch)
         return batch
@@ -209,7 +210,7 @@ class LanguageRunner:
         """The batch as recurrent layers take it."""
         name = spec.name
         ids = on[f"{name}.sources"], on[f"{name}.targets"]
-        return ScanBatch(p.n_decodes, *ids, p.scanned[name].pieces, captured)
+        return ScanBatch(len(ids[0]), *ids, p.scanned[name].pieces, captured)
 
     def _last_rows(self, p: PackedTokens, on: Mapping[str, Tensor], full: AttentionBatch | ScanBatch) -> LastRows:
         """The sampling rows as a batch of decodes, in the order of `plan`. `full`: all rows, in the last layer's
@@ -217,14 +218,13 @@ class LanguageRunner:
         n, rows, requests = len(p.sample_rows), on["sample_rows"], on["sample_requests"]
         if isinstance(full, ScanBatch):
             return LastRows(rows, None)
-        behind = (on["starts"][requests + 1] - 1 - rows).int()  # rows of drafts that follow
         batch = AttentionBatch(
             counts=[1] * n,
             contexts=[full.contexts[r] + row - int(p.starts[r]) for r, row in zip(p.sample_requests, p.sample_rows)],
             n_decodes=n,
             block_tokens=full.block_tokens,
             tables=full.tables[requests],
-            lengths=full.lengths[requests] - behind,
+            lengths=full.lengths[requests],
             slots=full.slots[rows],
             starts=torch.arange(n + 1, dtype=torch.int32, device=rows.device),
             window=full.window,

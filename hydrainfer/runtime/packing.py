@@ -49,7 +49,8 @@ class AskedRows(NamedTuple):
 
 @dataclass(slots=True)
 class PackedTokens:
-    """A flattened batch, requests with one token first (see `ops.AttentionBatch`).
+    """A flattened batch, requests with one token first (see `ops.AttentionBatch`). A decode with drafts is packed as
+    several requests with one token each, of one block table and growing lengths; then it `shares`.
 
     `ids` [rows] int64. `positions` [rows] int64, or [3, rows] of (time, row, column). `starts` [requests + 1] int32.
     `counts` per request. `paged`, `scanned`: by the name of the cache.
@@ -73,6 +74,15 @@ class PackedTokens:
     embed_rows: np.ndarray | None
     asked: list[AskedRows] = field(default_factory=list)
     follows: np.ndarray | None = None
+    shares: bool = False
+
+
+def _rows_of(items: Iterable[TokenWork]) -> list[TokenWork]:
+    """These items, with one for each token of those that have drafts."""
+    rows: list[TokenWork] = []
+    for w in items:
+        rows += [TokenWork(w.seq, w.start + i, 1, True) for i in range(w.count)] if w.drafts else [w]
+    return rows
 
 
 def pack_tokens(
@@ -86,46 +96,52 @@ def pack_tokens(
     """Pack `work` for one pass. `tables`: one for each paged cache; `embed`: the embedding cache's spec, if any;
     `rotary`: for models whose positions have three dimensions; `sums`: the specs of caches of recurrent states.
     `before`: the work of the batch before this one, whose tokens may not be known yet."""
-    order = [i for i, w in enumerate(work) if w.count == 1]
-    n_decodes = len(order)
-    if n_decodes < len(work):
-        order += [i for i, w in enumerate(work) if w.count != 1]
-        items = [work[i] for i in order]
-    else:
-        items = work
-    counts = [w.count for w in items]
-    ids = [0 if w.unknown else w.seq.tokens[w.start] for w in items[:n_decodes]]
-    first = np.array([w.start for w in items], dtype=np.int64)
-    if n_decodes == len(items):
+    singles = [i for i, w in enumerate(work) if w.count == 1]
+    drafted = chunks = list[int]()
+    if len(singles) < len(work):
+        drafted = [i for i, w in enumerate(work) if w.drafts]
+        chunks = [i for i, w in enumerate(work) if w.count > 1 and not w.drafts]
+    items = [work[i] for i in (*singles, *drafted, *chunks)]
+    rows = _rows_of(items) if drafted else items
+    n_decodes = len(rows) - len(chunks)
+    counts = [w.count for w in rows]
+    ids = [0 if w.unknown else w.seq.tokens[w.start] for w in items[: len(singles)]]
+    first = np.array([w.start for w in rows], dtype=np.int64)
+    if not chunks:
         starts = np.arange(n_decodes + 1, dtype=np.int32)
         request, positions = np.arange(n_decodes), first
     else:
         starts = np.array([0, *accumulate(counts)], dtype=np.int32)
-        for w in items[n_decodes:]:
-            ids += w.seq.tokens[w.start : w.start + w.count]
-            ids += w.drafts
-        request = np.repeat(np.arange(len(items)), counts)
-        positions = np.arange(len(ids)) - starts[request] + first[request]
-    sequences, spans = [w.seq for w in items], _spans(items[n_decodes:], n_decodes)
-    place = order if n_decodes == len(items) else np.argsort(order).tolist()
-    sampled = [(place[i], n) for i, w in enumerate(work) if w.sample for n in range(len(w.drafts), -1, -1)]
+        request = np.repeat(np.arange(len(rows)), counts)
+        positions = np.arange(int(starts[-1])) - starts[request] + first[request]
+    for w in items[len(singles) :]:
+        ids += w.seq.tokens[w.start : w.start + w.count - len(w.drafts)]
+        ids += w.drafts
+    sequences, spans = [w.seq for w in rows], _spans(rows[n_decodes:], n_decodes)
+    place = list(range(len(rows)))
+    if chunks or drafted:
+        sizes = [len(work[i].drafts) + 1 for i in (*singles, *drafted, *chunks)]
+        by_item = dict(zip((*singles, *drafted, *chunks), accumulate(sizes, initial=0)))
+        place = [by_item[i] for i in range(len(work))]
+    sampled = [place[i] + n for i, w in enumerate(work) if w.sample for n in range(len(w.drafts) + 1)]
     packed = PackedTokens(
         ids=np.array(ids, dtype=np.int64),
-        positions=positions if rotary is None else rotary.of(items, positions, starts),
+        positions=positions if rotary is None else rotary.of(rows, positions, starts),
         starts=starts,
         counts=counts,
         n_decodes=n_decodes,
         paged={t.spec.name: _page(t, sequences, first, counts, request, positions, spans) for t in tables},
-        scanned={spec.name: _scan(spec, items, n_decodes, starts) for spec in sums},
-        sample_rows=[int(starts[r + 1]) - 1 - n for r, n in sampled],
-        sample_requests=[r for r, _ in sampled],
+        scanned={spec.name: _scan(spec, items, len(singles)) for spec in sums},
+        sample_rows=[int(starts[r + 1]) - 1 for r in sampled],
+        sample_requests=sampled,
         embed_at=None,
         embed_rows=None,
-        follows=_follows(items, before, int(starts[-1])) if any(w.unknown for w in items[:n_decodes]) else None,
+        follows=_follows(items, before, int(starts[-1])) if any(w.unknown for w in items[: len(singles)]) else None,
         asked=[_asked(i, w, int(starts[place[i]])) for i, w in enumerate(work) if w.start < w.seq.n_prompt and w.asked],
+        shares=bool(drafted),
     )
     if embed is not None:
-        _place_embeddings(packed, items, embed)
+        _place_embeddings(packed, rows, embed)
     return packed
 
 
@@ -203,15 +219,17 @@ def _page(
     return Paged(table, (contexts + counts).astype(np.int32), slots, contexts.tolist(), spans)
 
 
-def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int, starts: np.ndarray) -> Scanned:
-    """The part of a batch that concerns one cache of recurrent states. `starts`: the first row of each item."""
+def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int) -> Scanned:
+    """The part of a batch that concerns one cache of recurrent states. The first items decode, without drafts."""
     scans = [spec.scan(w.seq.hold.blocks[spec.name], w.start, w.count) for w in items]
     pieces: list[ScanRows] = []
-    for w, (source, writes), row in zip(items[n_decodes:], scans[n_decodes:], starts[n_decodes:].tolist()):
+    row = n_decodes
+    for w, (source, writes) in zip(items[n_decodes:], scans[n_decodes:]):
         at = w.start
         for stop, target in writes:
             pieces.append(ScanRows(slice(row + at - w.start, row + stop - w.start), source, target))
             at, source = stop, target
+        row += w.count
     decodes = scans[:n_decodes]
     sources = np.array([source for source, _ in decodes], dtype=np.int64)
     return Scanned(sources, np.array([writes[0][1] for _, writes in decodes], dtype=np.int64), pieces)

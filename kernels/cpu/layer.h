@@ -31,7 +31,8 @@ struct DecoderLayer {
   Matrix<T, Q> qkv, out, gate_up, down;
 };
 
-// The rows of a call, one token each of several requests. In `paged`, the fields of a layer are not set.
+// The rows of a call, one token each of several requests; if it `shares`, also successive tokens of one request, of which
+// the later ones see the earlier ones. In `paged`, the fields of a layer are not set.
 template <class T>
 struct Decodes {
   T* x;  // [rows, hidden], contiguous
@@ -39,6 +40,7 @@ struct Decodes {
   const int64_t* slots;  // [rows], see write_kv
   int64_t rows, half;
   float eps;
+  bool shares;
   PagedArgs<T> paged;
 };
 
@@ -76,8 +78,9 @@ struct DecodeThread {
     multiply(by, x, out, accumulate, share(by.N, me, threads));
   }
 
-  // KV heads h0 .. h1 - 1 of request r. No other thread reads or writes the same data.
-  void attend(const DecoderLayer<T, Q>& layer, const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1) {
+  // Rotates KV heads h0 .. h1 - 1 of row r and their queries, and writes keys and values. No other thread reads or
+  // writes the same data.
+  void enter(const DecoderLayer<T, Q>& layer, const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1) const {
     const int64_t G = a.heads / a.kv_heads, D = a.keys.dim, V = a.values.dim;
     const int64_t block = d.slots[r] / a.block_tokens, offset = d.slots[r] % a.block_tokens;
     T *q = to.qkv.get() + r * a.q_stride, *k = q + a.heads * D, *v = k + a.kv_heads * D;
@@ -91,7 +94,6 @@ struct DecodeThread {
       std::copy_n(k + h * D, D, const_cast<T*>(a.keys.at(block, offset, h)));
       std::copy_n(v + h * V, V, const_cast<T*>(a.values.at(block, offset, h)));
     }
-    decode_one(a, r, h0, h1, scratch);
   }
 
   void run(const DecoderLayer<T, Q>& layer, const Pages<T>& keys, const Pages<T>& values) {
@@ -102,10 +104,27 @@ struct DecodeThread {
     multiply(qkv, normalise(layer.input_norm, qkv.K), to.qkv.get(), false);
 #pragma omp barrier
     const int64_t parts = decode_parts(d.rows, a.kv_heads, threads);
+    const auto heads_of = [&](int64_t part) {
+      return std::pair{part * a.kv_heads / parts, (part + 1) * a.kv_heads / parts};
+    };
+    if (d.shares) {  // rows of one request in turn, so that their keys and values are still in a cache
+#pragma omp for
+      for (int64_t i = 0; i < d.rows * parts; ++i) {
+        const auto [h0, h1] = heads_of(i / d.rows);
+        enter(layer, a, i % d.rows, h0, h1);
+      }
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < d.rows * parts; ++i) {
+        const auto [h0, h1] = heads_of(i / d.rows);
+        decode_one(a, i % d.rows, h0, h1, scratch);
+      }
+    } else {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < d.rows * parts; ++i) {
-      const int64_t part = i % parts;
-      attend(layer, a, i / parts, part * a.kv_heads / parts, (part + 1) * a.kv_heads / parts);
+      for (int64_t i = 0; i < d.rows * parts; ++i) {
+        const auto [h0, h1] = heads_of(i % parts);
+        enter(layer, a, i / parts, h0, h1);
+        decode_one(a, i / parts, h0, h1, scratch);
+      }
     }
     multiply(layer.out, lay(to.mixed.get(), layer.out.K), d.x, true);
 #pragma omp barrier

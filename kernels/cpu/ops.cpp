@@ -341,13 +341,13 @@ Function decoder_of(const Array<Tensors>& kept, int64_t heads, double eps, doubl
   std::vector<DecoderLayer<T, Q>> layers;
   for (const Tensors& tensors : kept) layers.push_back(layer_of<T, Q>(tensors));
   return Function::FromTyped([kept, layers, heads, eps, scale](TensorView x, TensorView cos, TensorView sin,
-                                                               const Array<Tensor>& cache, TensorView tables, TensorView lengths, TensorView slots, int64_t window) {
+                                                               const Array<Tensor>& cache, TensorView tables, TensorView lengths, TensorView slots, int64_t window, bool shares) {
     std::vector<std::pair<Pages<T>, Pages<T>>> caches;
     for (size_t i = 0; i < cache.size(); i += 2) {
       const Tensor keys = cache[i], values = cache[i + 1];
       caches.push_back({pages<T>(keys), pages<T>(values)});
     }
-    Decodes<T> d{data<T>(x), data<float>(cos), data<float>(sin), data<int64_t>(slots), x.size(0), cos.size(1), float(eps)};
+    Decodes<T> d{data<T>(x), data<float>(cos), data<float>(sin), data<int64_t>(slots), x.size(0), cos.size(1), float(eps), shares};
     d.paged.tables = data<int32_t>(tables), d.paged.table_stride = tables.stride(0);
     d.paged.lengths = data<int32_t>(lengths), d.paged.window = window, d.paged.scale = float(scale);
     const Tensor keys = cache[0];
@@ -357,9 +357,9 @@ Function decoder_of(const Array<Tensors>& kept, int64_t heads, double eps, doubl
 }
 
 // Makes a function that runs rows through consecutive layers whose matrices have the same shapes. Its arguments: x
-// [rows, hidden], contiguous, one token each of several requests, overwritten; cos, sin [rows, dim / 2] as for `rope`;
-// keys and values of each layer in turn, tables [rows, blocks], lengths [rows], window as for `attention`, slots [rows]
-// as for `write_kv`.
+// [rows, hidden], contiguous, overwritten, and `shares`, see Decodes; cos, sin [rows, dim / 2] as for `rope`; keys and
+// values of each layer in turn, tables [rows, blocks], lengths [rows], window as for `attention`, slots [rows] as for
+// `write_kv`.
 Function decoder(Array<Tensors> layers, int64_t heads, double eps, double scale) {
   Function made;
   const Tensor norm = *layers[0][0], qkv = *layers[0][5];

@@ -118,6 +118,43 @@ def test_each_row_of_a_verified_item_samples_what_a_step_of_its_own_does(rig, sa
         rig.release(seq)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_logits_of_verified_rows_have_the_bits_of_single_steps(checkpoints, dtype):
+    """Two requests at once, with and without a picture: 1 to 8 rows of one of them, beside a row of the other."""
+    rig = Rig(checkpoints(), dtype=dtype)
+    seen = []
+    logits = rig.model.logits
+    rig.model.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
+    asking = SamplingParams(temperature=0.0, logprobs=0)
+    prompts = [Prompt([1, IMAGE, 300, 301], [1]), Prompt([1, 500, 501], [])]
+    seqs = [rig.sequence(p, 12, asking) for p in prompts]
+    rig.encode(seqs[:1])
+    rig.step([TokenWork(s, 0, len(s.tokens), True) for s in seqs])
+    n, seen[:] = [len(s.tokens) for s in seqs], []
+    for _ in range(8):
+        rig.step([TokenWork(s, s.n_computed, 1, True) for s in seqs])
+    alone, answers = torch.stack(seen), [s.tokens[n_before:] for s, n_before in zip(seqs, n)]
+    for one, other in ((0, 1), (1, 0)):
+        for n_rows in range(1, min(9, rig.model.language.few_rows)):
+            for s, n_before in zip(seqs, n):
+                s.tokens[n_before:], s.n_computed = [], n_before - 1
+            drafts = tuple(answers[one][: n_rows - 1])
+            work = [
+                TokenWork(seqs[one], n[one] - 1, n_rows, True, drafts),
+                TokenWork(seqs[other], n[other] - 1, 1, True),
+            ]
+            seen[:] = []
+            result = rig.wait(
+                rig.language.launch(StepBatch(99, Lane.LANGUAGE, work, n_rows + 1, 2, n_drafts=n_rows - 1))
+            )
+            assert result.error is None
+            assert torch.equal(seen[0][:n_rows], alone[:n_rows, one]), n_rows
+            assert torch.equal(seen[0][n_rows], alone[0, other])
+    for seq in seqs:
+        rig.release(seq)
+    rig.close()
+
+
 def test_recycled_request_ids_and_many_requests(rig):
     """Block-table rows are reclaimed and never mixed up."""
     want = [rig.run([rig.sequence(Prompt([1, 300 + i % 7, 301], []), 3)])[0] for i in range(7)]

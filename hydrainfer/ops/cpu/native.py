@@ -209,7 +209,7 @@ class Kernels:
 
         def decode(x: Tensor, cos: Tensor, sin: Tensor, caches: Sequence[KV], batch: AttentionBatch) -> None:
             kept = [part for cache in caches for part in cache]
-            call(x, cos, sin, kept, batch.tables, batch.lengths, batch.slots, batch.window)
+            call(x, cos, sin, kept, batch.tables, batch.lengths, batch.slots, batch.window, batch.shares)
 
         return decode
 
