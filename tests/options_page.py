@@ -41,6 +41,8 @@ VLLM = {
     "max_running": "--max-num-seqs",
     "order": "--scheduling-policy",
     "async_scheduling": "--async-scheduling",
+    "drafts": "method of --speculative-config",
+    "max_drafts": "num_speculative_tokens of --speculative-config",
     "kv_cache_gib": "--kv-cache-memory-bytes",
     "prefix_cache": "--enable-prefix-caching",
     "block_tokens": "--block-size",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from hydrainfer.assemble.drafting import drafters_of, drafting_of, said_of
 from hydrainfer.assemble.model import Progress, attention_and_graphs, lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import (
     GIB,
@@ -26,7 +27,7 @@ from hydrainfer.cache import DEVICE, HOST, CacheSet, CacheSizes, CacheSpec, toke
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import CostModel, Lane, OutputSink, PixelSource, Role, owner_of
+from hydrainfer.core import CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
 from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap, Runner, Timing
 from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
@@ -38,7 +39,7 @@ from hydrainfer.runtime import (
     LaneThread,
     spoken_ids,
 )
-from hydrainfer.scheduler import Policy, Scheduler
+from hydrainfer.scheduler import Budgets, Drafting, Policy, Scheduler
 from hydrainfer.storage import (
     BlockStore,
     Exports,
@@ -108,6 +109,7 @@ def build_engine(
     device, node = torch_device(config), around.node
     dtype, overlap = dtype_of(config, device, described.dtype), overlap_of(config, device)
     settled = _Settled(device, dtype, overlap, ahead_of(config, device))
+    drafters = drafters_of(config, described, device, ahead=settled.ahead)
     model, lanes = None, dict[Lane, LaneThread]()
     if sizing.cost is None:
         pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None
@@ -119,7 +121,9 @@ def build_engine(
     hosted = _host_stores(host, device)
     settle(device)  # lanes and copies have their own streams, which do not wait for this one
     caches = CacheSet(*sizes, None if model is None else clear)
-    scheduler = _scheduler(config, role, caches, overlap, CacheSet(host))
+    budgets = budgets_of(config, overlap)
+    drafting = drafting_of(config, drafters if role.runs(Stage.DECODE) else (), budgets, model)
+    scheduler = _scheduler(config, role, caches, budgets, CacheSet(host), drafting)
     engines: list[Engine] = []  # the engine, once it exists: lanes already run before, to capture graphs
     runners: Mapping[Lane, Runner]
     computed: Facts = {}
@@ -131,6 +135,8 @@ def build_engine(
         lanes |= lanes_for(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
         runners = of_model = runners_for(config, model, lanes, stores, around.pixels, around.grammars)
         computed = _operators(model)
+        if drafting.drafters:
+            computed["drafts"] = said_of(drafting)
         if device.type == "cuda":
             computed["attention"], computed["graphs"] = attention_and_graphs(config, model, of_model)
     engine = Engine(
@@ -217,7 +223,9 @@ def _host_stores(sizes: dict[CacheSpec, int], device: torch.device) -> dict[str,
         raise no_memory(sizes) from None
 
 
-def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overlap, host: CacheSet) -> Scheduler:
+def _scheduler(
+    config: ServeConfig, role: Role, caches: CacheSet, budgets: Budgets, host: CacheSet, drafting: Drafting
+) -> Scheduler:
     policy = Policy(
         order=config.order,
         encode_gate=config.encode_gate,
@@ -225,7 +233,7 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overl
         headroom_tokens=config.headroom_tokens,
         batching=config.batching,
     )
-    return Scheduler(role, caches, budgets_of(config, overlap), policy, host=host)
+    return Scheduler(role, caches, budgets, policy, host=host, drafting=drafting)
 
 
 def _moves(

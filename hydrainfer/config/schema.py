@@ -276,6 +276,16 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             extra={"param_decls": ("--async-scheduling/--no-async-scheduling",)},
         ),
     ] = None
+    drafts: Annotated[
+        str,
+        _help(
+            "Scheduler",
+            "Who guesses tokens that the next step verifies, which changes no token: ngram (the text itself), off, or "
+            "auto (on a CPU, where it pays).",
+            min_length=1,
+        ),
+    ] = "auto"
+    max_drafts: Annotated[int, _help("Scheduler", "Drafts of a sequence in one step.", ge=1, le=63)] = 7
     threads: Annotated[
         Count | None, _help("Scheduler", "At most so many CPU threads compute a batch; default: all cores.")
     ] = None

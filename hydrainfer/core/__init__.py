@@ -24,6 +24,7 @@ from hydrainfer.core.errors import (
 from hydrainfer.core.events import (
     Cached,
     CachedKeys,
+    DraftCounts,
     ErrorInfo,
     EventKind,
     InstanceInfo,
@@ -74,6 +75,7 @@ __all__ = [
     "CostModel",
     "DeadlineExceeded",
     "DeviceTime",
+    "DraftCounts",
     "Duties",
     "EncodeWork",
     "ErrorInfo",

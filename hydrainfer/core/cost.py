@@ -56,7 +56,10 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         n_contexts = n_prefilled = n_pairs = n_read = 0
         for item in work[:n_decodes]:
             n_contexts += item.start
-        for item in work[n_decodes:]:
+        for item in work[:n_decodes] if batch.n_drafts else ():
+            n_decodes += len(item.drafts)  # each is computed as a decode is
+            n_contexts += sum(range(item.start + 1, item.start + item.count))
+        for item in work[batch.n_decodes :]:
             n_prefilled += item.count
             n_pairs += item.count * (item.start + item.count)
             n_read += item.start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -124,6 +125,25 @@ class Cached(msgspec.Struct, frozen=True):
     caches: tuple[CachedKeys, ...] = ()
 
 
+class DraftCounts(msgspec.Struct):
+    """What became of one drafter's drafts: the steps in which it had some, its `n_tokens` drafts, those that were
+    right, and how many of them at each place behind the sequence's last token."""
+
+    n_drafts: int = 0
+    n_tokens: int = 0
+    n_accepted: int = 0
+    by_position: list[int] = []
+
+    def add(self, n_tokens: int, n_accepted: int) -> None:
+        """Count the drafts of one sequence in one step."""
+        self.n_drafts += 1
+        self.n_tokens += n_tokens
+        self.n_accepted += n_accepted
+        self.by_position += [0] * (n_tokens - len(self.by_position))
+        for i in range(n_accepted):
+            self.by_position[i] += 1
+
+
 class InstanceStats(msgspec.Struct, frozen=True):
     """The statistics of one instance, for `/health`, `/metrics` and the router. `stalled_s`: how long there has been
     work without progress."""
@@ -149,6 +169,7 @@ class InstanceStats(msgspec.Struct, frozen=True):
     tokens_wanted: int = 0
     tokens_missed: int = 0  # not found, though the caches of all tokens have them: another cache does not
     n_parked: int = 0  # sequences that wait in host memory to decode
+    drafts: dict[str, DraftCounts] = {}  # by drafter
 
 
 class InstanceInfo(msgspec.Struct, frozen=True):
@@ -202,4 +223,16 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         tokens_wanted=add("tokens_wanted"),
         tokens_missed=add("tokens_missed"),
         n_parked=add("n_parked"),
+        drafts=_all_drafts(parts),
     )
+
+
+def _all_drafts(parts: list[InstanceStats]) -> dict[str, DraftCounts]:
+    found: dict[str, DraftCounts] = {}
+    for name, counts in ((name, counts) for part in parts for name, counts in part.drafts.items()):
+        one = found.setdefault(name, DraftCounts())
+        one.n_drafts += counts.n_drafts
+        one.n_tokens += counts.n_tokens
+        one.n_accepted += counts.n_accepted
+        one.by_position = [a + b for a, b in zip_longest(one.by_position, counts.by_position, fillvalue=0)]
+    return found

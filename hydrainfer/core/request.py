@@ -67,8 +67,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is
     made, so that a recomputed request draws the same numbers. `logprobs=k` asks for the chosen token's log-probability
     and the k most likely tokens; `prompt_logprobs=k` asks for the same of the prompt's tokens, which are then all
-    computed, cached or not. `stop` may be one string, and `logit_bias` a dict of biases by token id. The fields hold
-    plain values, which every message can carry. Raises `InvalidRequest` naming the field.
+    computed, cached or not. `drafts=False`: none of its tokens is drafted, which changes none of them. `stop` may be
+    one string, and `logit_bias` a dict of biases by token id. The fields hold plain values, which every message can
+    carry. Raises `InvalidRequest` naming the field.
     """
 
     n: int = 1
@@ -90,6 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     skip_special_tokens: bool = True
+    drafts: bool = True
     grammar: Grammar | None = None
     reasoning: Reasoning | None = None
 

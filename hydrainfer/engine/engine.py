@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 
 from hydrainfer.core import (
     DEVICE_LOST,
@@ -386,6 +387,7 @@ class Engine:
             blocks_pulled=dict(self.moves.blocks_pulled) if self.moves is not None else {},
             n_landed=self.moves.n_landed if self.moves is not None else 0,
             n_parked=s.parking.n_live,
+            drafts={name: deepcopy(counts) for name, counts in s.drafts.counts.items()},
         )
 
     def _stalled_s(self, now: float) -> float:

@@ -234,6 +234,7 @@ class _InstancesCollector(Collector):
         up = GaugeMetricFamily(PREFIX + "instance_up", "1 unless the instance is dead.", labels=[*labels, "role"])
         gauges: dict[str, GaugeMetricFamily] = {}
         counters: dict[str, CounterMetricFamily] = {}
+        drafts = _DraftFamilies(self._model)
         for info in self._instances():
             up.add_metric([self._model, info.name, info.role], float(info.state != "dead"))
             if info.stats is None or info.state == "dead":
@@ -248,7 +249,35 @@ class _InstancesCollector(Collector):
                 if counter is None:
                     counter = counters[name] = CounterMetricFamily(PREFIX + name, _doc(name), labels=labels)
                 counter.add_metric([self._model, info.name], value)
-        yield from (up, *gauges.values(), *counters.values())
+            drafts.add(info.name, info.stats)
+        yield from (up, *gauges.values(), *counters.values(), *drafts.families)
+
+
+class _DraftFamilies:
+    """The counters of drafts, by drafter (`method`), with vLLM's names."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        labels = ["model_name", "engine", "method"]
+
+        def family(name: str, doc: str, *more: str) -> CounterMetricFamily:
+            return CounterMetricFamily(f"{PREFIX}spec_decode_{name}", doc, labels=[*labels, *more])
+
+        self._steps = family("num_drafts", "Decode steps of a sequence that verified drafts.")
+        self._drafted = family("num_draft_tokens", "Drafts that were verified.")
+        self._accepted = family("num_accepted_tokens", "Drafts that were right.")
+        by_position = "Drafts that were right, by their place behind the last token."
+        self._by_position = family("num_accepted_tokens_per_pos", by_position, "position")
+        self.families = (self._steps, self._drafted, self._accepted, self._by_position)
+
+    def add(self, engine: str, stats: InstanceStats) -> None:
+        for method, counts in stats.drafts.items():
+            of = [self._model, engine, method]
+            self._steps.add_metric(of, counts.n_drafts)
+            self._drafted.add_metric(of, counts.n_tokens)
+            self._accepted.add_metric(of, counts.n_accepted)
+            for i, n in enumerate(counts.by_position):
+                self._by_position.add_metric([*of, str(i)], n)
 
 
 def _doc(name: str) -> str:

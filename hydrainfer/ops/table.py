@@ -25,6 +25,9 @@ class Products(Protocol):
     def decoder_rows(self, n_elements: int) -> int:
         """The most decodes that a whole decoder in one call is used for, by the elements of a layer's weights."""
 
+    def slower(self, rows: int) -> float:
+        """How many times longer the product of so many rows takes than that of one."""
+
     def prepare(self, weight: Any) -> None:
         """Measure the ways for weights of this shape, if that is not known."""
 

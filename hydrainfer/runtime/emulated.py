@@ -7,6 +7,7 @@ writes is fixed at launch and carried out when its time is over, so a block that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 
 from hydrainfer.cache import for_stage
 from hydrainfer.core import (
@@ -214,8 +215,12 @@ class _Language:
             else:
                 known = i != turn
             idents = life.tags.idents
+            drafts = item.drafts
+            if drafts:  # only the right ones write what is read again
+                item = self._right_part(item, life)
+                count = item.count
             if len(idents) <= (start + count) // size:
-                life.tags.know(seq.tokens)
+                life.tags.know([*seq.tokens, *drafts[: count - 1]] if drafts else seq.tokens)
             for store, reads, *written in writes:
                 self._chunk(item, life.tags, store, reads, *written)
             if known and count == 1 and start and paged:  # nearly always; written out, a call costs more than this
@@ -232,6 +237,12 @@ class _Language:
             if start < seq.n_prompt and (asked := item.asked):
                 n_top = request.sampling.prompt_logprobs or 0
                 result.prompt_logprobs[i] = [self._logprobs(seq.tokens[at], n_top) for at in asked]
+            for i in range(len(drafts)):
+                if life.logprobs is not None:
+                    result.logprobs[len(tokens)] = self._logprobs(self._token(life, start + 1 + i), life.logprobs)
+                tokens.append(self._token(life, start + 1 + i))
+            if drafts:
+                start, count = start + len(drafts), 1
             if item.sample:
                 token = first + ((life.odd * (start + count) & 0x7FFFFFFF) * n_spoken >> 31)
                 if token in life.never:
@@ -272,6 +283,16 @@ class _Language:
             reads.add(seq.id, held[: -(-start // size) - first], of.of(first, start))
         blocks += held[start // size - first : -(-end // size) - first]
         tags += of.of(start // size, end)
+
+    def _right_part(self, item: TokenWork, life: _Life) -> TokenWork:
+        """The work without the drafts from the first wrong one on."""
+        right = (self._token(life, item.start + 1 + i) == draft for i, draft in enumerate(item.drafts))
+        return TokenWork(item.seq, item.start, 1 + len(list(takewhile(bool, right))), True)
+
+    def _token(self, life: _Life, position: int) -> int:
+        """The token at this position."""
+        token = self._first + ((life.odd * position & 0x7FFFFFFF) * self._n_spoken >> 31)
+        return self._another(token, life.never) if token in life.never else token
 
     def _meet(self, seq: LiveSequence) -> _Life:
         lives = self._lives

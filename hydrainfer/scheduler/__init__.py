@@ -4,23 +4,29 @@ Called by the engine and, unchanged, by the simulator. Never touches tensors, so
 """
 
 from hydrainfer.scheduler.backlog import backlog
+from hydrainfer.scheduler.drafting import DRAFTERS
+from hydrainfer.scheduler.drafts import Drafting
 from hydrainfer.scheduler.order import rank_s
 from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.policy import ENOUGH_S, RUNNING, STEP_S, Budgets, Policy
 from hydrainfer.scheduler.scheduler import Scheduler
 from hydrainfer.scheduler.skip import skip
+from hydrainfer.scheduler.worth import Worth
 
 __all__ = [
+    "DRAFTERS",
     "ENOUGH_S",
     "RUNNING",
     "STEP_S",
     "Budgets",
+    "Drafting",
     "Outcome",
     "Policy",
     "Scheduler",
     "Shift",
     "Turn",
+    "Worth",
     "backlog",
     "rank_s",
     "skip",

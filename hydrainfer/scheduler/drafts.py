@@ -3,46 +3,129 @@
     tokens     … x   drafts   a  b  c        one work item of 1 + 3 rows, each of which samples its own token
     sampled          a  b  d  e              a and b are as drafted, d is what follows, e is not used
 
-Guesses come with the result that they follow (`StepResult.drafts`), so whoever executes batches can make them.
-Whatever is drafted, the answer has the same tokens as without drafts.
+Guesses come from drafters (`drafting`), or with the result that they follow (`StepResult.drafts`). Whatever is drafted,
+the answer has the same tokens as without drafts.
 """
 
 from __future__ import annotations
 
-from hydrainfer.core import LiveSequence, TokenWork
+from collections.abc import Callable, Collection, Sequence
+from operator import eq
+from typing import NamedTuple
+
+from hydrainfer.core import DraftCounts, LiveSequence, StepBatch, TokenWork
+from hydrainfer.scheduler.drafting import Drafter
+from hydrainfer.scheduler.worth import Luck, Worth
+
+_DEVICE = "device"
+"""The name of the drafter whose guesses come with results."""
+
+
+class Drafting(NamedTuple):
+    """Who drafts: the first of the `drafters` that has a guess speaks. `worth` decides how many drafts are verified;
+    None: all. `most`: drafts of a sequence in one step."""
+
+    drafters: Sequence[Drafter] = ()
+    worth: Worth | None = None
+    most: int = 63
 
 
 class Drafts:
-    """The guesses that came with the latest results. `usable`: not beside recurrent states, which cannot forget a
-    token."""
+    """The drafts of a scheduler's sequences. `make_room(seq, n)` gives a sequence room for `n` more tokens, as far as
+    that is free. `usable`: not beside recurrent states, which cannot forget a token."""
 
-    def __init__(self, usable: bool) -> None:
-        self._usable = usable
-        self.kept: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
+    def __init__(
+        self,
+        make_room: Callable[[LiveSequence, int], None],
+        drafting: Drafting,
+        *,
+        usable: bool,
+    ) -> None:
+        self._make_room, self._usable, self._most = make_room, usable, drafting.most
+        self._drafters = drafting.drafters if usable else ()
+        self._worth = drafting.worth
+        self._guesses: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
+        self._lucks: dict[tuple[str, str], Luck] = {}  # by sequence and drafter
+        self._in_flight: dict[str, str] = {}  # by sequence: whose drafts are verified
+        self.counts: dict[str, DraftCounts] = {}
 
     def keep(self, seq: LiveSequence, guesses: tuple[int, ...]) -> None:
-        """Keep guesses of what follows the tokens that the sequence has now."""
+        """Keep guesses of what follows the tokens that the sequence has now, which came with a result."""
         if self._usable and guesses:
-            self.kept[seq.id] = len(seq.tokens), guesses
+            self._guesses[seq.id] = len(seq.tokens), guesses
 
-    def extend(self, ready: list[TokenWork], budget: int) -> list[TokenWork]:
-        """These decodes, with the drafts of their sequences. Drafts take no room and no part of the `budget` that
-        another decode needs. Answers that must match a grammar get no drafts."""
-        left, work = budget - len(ready), []
-        self.kept = {item.seq.id: self.kept[item.seq.id] for item in ready if self._is_fresh(item.seq)}
-        for item in ready:
-            seq = item.seq
-            drafts: tuple[int, ...] = ()
-            most = min(left, seq.hold.capacity - len(seq.tokens), seq.request.max_tokens - seq.n_produced - 1)
-            if most > 0 and seq.id in self.kept and seq.request.sampling.grammar is None:
-                drafts = self.kept[seq.id][1][:most]
-            left -= len(drafts)
-            work.append(TokenWork(seq, item.start, 1 + len(drafts), True, drafts) if drafts else item)
-        return work
+    @property
+    def expected(self) -> bool:
+        """Whether there may be guesses."""
+        return bool(self._drafters or self._guesses)
 
-    def _is_fresh(self, seq: LiveSequence) -> bool:
-        """Whether the guesses follow the sequence's last token; a step launched ahead may have overtaken them."""
-        return seq.id in self.kept and self.kept[seq.id][0] == len(seq.tokens)
+    def extend(self, ready: list[TokenWork], budget: int) -> tuple[list[TokenWork], int]:
+        """These decodes, with the drafts of their sequences, and how many tokens they are then. Drafts take only room
+        that is free, and no part of the `budget` that another decode needs. Answers that must match a grammar get
+        none."""
+        seqs = [item.seq for item in ready]
+        self._forget(seqs)
+        offers = [self._offer(seq) for seq in seqs]
+        self._guesses.clear()
+        if not any(guesses for _, guesses in offers):
+            return ready, len(ready)
+        counts = [len(guesses) for _, guesses in offers]
+        if self._worth is not None:
+            lucks = [self._luck(seq, name) for seq, (name, _) in zip(seqs, offers)]
+            counts = self._worth.share(len(ready), lucks, counts)
+        left, work = budget - len(ready), list[TokenWork]()
+        for item, (name, guesses), count in zip(ready, offers, counts):
+            drafts = self._with_room(item.seq, tuple(guesses[: min(count, left)]))
+            if drafts:
+                left -= len(drafts)
+                self._in_flight[item.seq.id] = name
+                item = TokenWork(item.seq, item.start, 1 + len(drafts), True, drafts)
+            work.append(item)
+        return work, budget - left
+
+    def observe(self, batch: StepBatch, seconds: float) -> None:
+        """Record a batch that took this long by itself."""
+        if self._worth is not None:
+            self._worth.observe(batch, seconds)
+
+    def verified(self, seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:
+        """`verified`, from which it learns."""
+        tokens = verified(seq, drafts, sampled)
+        name, n_right = self._in_flight.pop(seq.id, _DEVICE), sum(map(eq, tokens, drafts))
+        self._luck(seq, name).learn(len(drafts), n_right)
+        self.counts.setdefault(name, DraftCounts()).add(len(drafts), n_right)
+        return tokens
+
+    def _offer(self, seq: LiveSequence) -> tuple[str, Sequence[int]]:
+        """The drafter that speaks first, and its guesses."""
+        n = min(self._most, seq.n_most - len(seq.tokens) - 1)
+        if n <= 0 or seq.request.sampling.grammar is not None or not seq.request.sampling.drafts:
+            return _DEVICE, ()
+        n_before, guesses = self._guesses.get(seq.id, (0, ()))
+        if guesses and n_before == len(seq.tokens):  # a step launched ahead may have overtaken them
+            return _DEVICE, guesses[:n]
+        for drafter in self._drafters:
+            if found := drafter.guess(seq, n):
+                return drafter.name, found
+        return _DEVICE, ()
+
+    def _with_room(self, seq: LiveSequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """As many of the drafts as there is room for."""
+        if drafts and seq.hold.capacity - len(seq.tokens) < len(drafts):
+            self._make_room(seq, len(drafts))
+        return drafts[: max(seq.hold.capacity - len(seq.tokens), 0)]
+
+    def _luck(self, seq: LiveSequence, name: str) -> Luck:
+        return self._lucks.setdefault((seq.id, name), Luck())
+
+    def _forget(self, seqs: Collection[LiveSequence]) -> None:
+        """Forget sequences that are gone, once they are as many as those that are there."""
+        if len(self._lucks) > 4 * len(seqs) + 64:
+            here = {seq.id for seq in seqs}
+            self._lucks = {key: luck for key, luck in self._lucks.items() if key[0] in here}
+            self._in_flight = {id_: name for id_, name in self._in_flight.items() if id_ in here}
+            for drafter in self._drafters:
+                drafter.keep(seqs)
 
 
 def verified(seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 
 from hydrainfer.core import EncodeWork, Handoff, LiveSequence, Stage, TokenWork
@@ -24,32 +24,6 @@ def exceeds_batch(waiting: Waiting, begun: Collection[Mapping[str, LiveSequence]
         return True
     heads = (*waiting.pictured.head, *waiting.ready.head)
     return any(pace.seconds(*seq.rest) > most_s for seq in chain(heads, *(group.values() for group in begun)))
-
-
-def decodes(seqs: Iterable[LiveSequence], full: Collection[LiveSequence]) -> list[TokenWork]:
-    """One token of each sequence, but for the `full` ones, which have no room for it."""
-    if full:
-        seqs = [seq for seq in seqs if seq not in full]
-    return [TokenWork(seq, seq.n_computed, 1, True) for seq in seqs]
-
-
-def decodes_ahead(seqs: Iterable[LiveSequence], grow: Callable[[LiveSequence, int], bool]) -> list[TokenWork] | None:
-    """`decodes` for the batch after one of decodes that is still being computed. A sequence in that batch continues
-    with the token sampled there. A sequence waits for that token if it will be its last, or if blocks are then
-    published or given back, because blocks in a running batch must stay in place. None if nobody may continue yet: a
-    grammar needs to know its token, or `grow(seq, tokens)` finds no room, for which others may have to leave."""
-    work: list[TokenWork] = []
-    for seq in seqs:
-        at = seq.n_computed + seq.in_flight
-        if seq.in_flight:
-            if seq.request.sampling.grammar is not None:
-                return None
-            if at + 1 >= seq.n_most or at >= seq.hold.due:
-                continue
-        if at >= seq.hold.capacity and not grow(seq, at + 1):
-            return None
-        work.append(TokenWork(seq, at, 1, True))
-    return work
 
 
 def add_chunk(work: list[TokenWork], seq: LiveSequence, budget: int, *, first: bool) -> int:

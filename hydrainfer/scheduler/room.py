@@ -210,6 +210,14 @@ class SequenceRoom:
         self._set_capacity(seq, n_tokens)
         return True
 
+    def grow_if_free(self, seq: LiveSequence, n: int) -> None:
+        """Add one block in every cache that has no room for `n` more tokens, if they are free without evicting; a
+        window gets no more than it has."""
+        n_tokens = len(seq.tokens) + n
+        fits = all(self._capacity(seq, spec) >= n_tokens for spec in self._held(seq) if spec.slides)
+        if fits and self.can_grow([seq], n, evicting=False):
+            self.grow(seq, n_tokens)
+
     def can_grow(self, seqs: Sequence[LiveSequence], n_tokens: int, evicting: bool = True) -> bool:
         """Whether all of these sequences have room for `n_tokens` more tokens each; unless `evicting`, without evicting
         cached blocks."""

@@ -32,9 +32,10 @@ from hydrainfer.core import (
 )
 from hydrainfer.scheduler.admission import Admission
 from hydrainfer.scheduler.check import check_places
-from hydrainfer.scheduler.drafts import Drafts, verified
+from hydrainfer.scheduler.decodes import Decodes
+from hydrainfer.scheduler.drafts import Drafting, Drafts
 from hydrainfer.scheduler.fetching import Fetching
-from hydrainfer.scheduler.filling import add_pictures, decodes, decodes_ahead, rest_of
+from hydrainfer.scheduler.filling import add_pictures, rest_of
 from hydrainfer.scheduler.gap import Gap
 from hydrainfer.scheduler.gate import Gate
 from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight
@@ -60,13 +61,15 @@ class Scheduler:
         policy: Policy | None = None,
         host: CacheSet | None = None,
         tiers: Sequence[Tier] = (),
+        drafting: Drafting | None = None,
     ) -> None:
         """`host`: the caches of the host tier. `tiers`: those that keep what the device evicts."""
         self.duties = Duties(role)
         self.budgets = budgets
         self.policy = policy or Policy()
-        self._drafts = Drafts(usable=all(spec.paged for spec in caches.specs.values()))
         self.room = SequenceRoom(caches, self.policy.headroom_tokens, tiers)
+        usable = all(spec.paged for spec in caches.specs.values())
+        self.drafts = Drafts(self.room.grow_if_free, drafting or Drafting(), usable=usable)
         self.encoding: dict[str, LiveSequence] = {}
         self.prefilling: dict[str, LiveSequence] = {}
         self.decoding: dict[str, LiveSequence] = {}
@@ -81,7 +84,8 @@ class Scheduler:
         self._admission = Admission(self.duties, self.room, budgets, self.policy, *running, self.fair, *away)
         self.waiting, self.arriving = self._admission.waiting, self._admission.arriving
         places = self._admission.places
-        self._preemption = Preemption(self._running, self.arriving, places, self.room, *away, self._restart)
+        preemption = Preemption(self._running, self.arriving, places, self.room, *away, self._restart)
+        self._decodes = Decodes(self.decoding, places, preemption, self.room)
         self.gate = Gate(self.duties, self.policy, self._order, self._admission, self._running)
         begun = (self.encoding, self.prefilling)
         self.gap = Gap(budgets, self.decoding, self.waiting, begun, self._order.pace)
@@ -254,8 +258,11 @@ class Scheduler:
             n, n_decodes = len(work), 0
         else:
             departed = self._admission.need_encoders()
-            ready = self._decodes_ahead() if ahead else self._decodes(now, preempted)
+            ready = self._decodes.ahead() if ahead else self._decodes.next(now, preempted)
+            self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ready)
+            if self.drafts.expected and not ahead and len(work) == n_decodes:
+                work, n = self.drafts.extend(work, self.budgets.tokens)
             departed += self._admission.need_encoders()  # those that lost what they had found when they got room
             self.migrating |= {seq.id: seq for seq in departed}
             if interrupts and len(work) == n_decodes:
@@ -269,24 +276,9 @@ class Scheduler:
                 seq.started = True
                 started.append(seq)
         self.n_batches += 1
-        n_drafts = sum(len(item.drafts) for item in work[:n_decodes]) if self._drafts.kept else 0
+        n_drafts = n - n_decodes if n_decodes == len(work) else 0
         batch = StepBatch(self.n_batches, lane, work, n, n_decodes, after_s, n_drafts)
         return Turn(batch, started, preempted, departed)
-
-    def _decodes(self, now: float, preempted: list[LiveSequence]) -> list[TokenWork]:
-        """The decodes of the next batch, for which others may have to leave: they are added to `preempted`."""
-        decoding = self.decoding.values()
-        full = [seq for seq in decoding if len(seq.tokens) > seq.hold.capacity]
-        if full or self._admission.places.short:
-            preempted += self._preemption.make_room(full, now)
-            self.n_preemptions += len(preempted)
-            full = [seq for seq in full if seq.id in self.decoding and len(seq.tokens) > seq.hold.capacity]
-        ready = decodes(decoding, full)
-        return self._drafts.extend(ready, self.budgets.tokens) if self._drafts.kept else ready
-
-    def _decodes_ahead(self) -> list[TokenWork] | None:
-        """The decodes of the batch after one that is still being computed; None if it has to wait for that."""
-        return None if self._admission.places.short else decodes_ahead(self.decoding.values(), self.room.grow)
 
     def _fill_language(
         self, now: float, interrupts: bool, ready: list[TokenWork] | None
@@ -295,14 +287,13 @@ class Scheduler:
         if ready is None:
             return [], 0, 0
         budget = self.budgets.tokens
-        n_ready = sum(item.count for item in ready) if self._drafts.kept else len(ready)
         together = self.policy.batching == "stage-level" and not self.gap.pauses_for_prompts(now)
-        work, n = (ready[:], n_ready) if together else ([], 0)
+        work, n = (ready[:], len(ready)) if together else ([], 0)
         n_decodes = len(work)
         if n < budget and self.duties.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
             before = best_in_flight(self.encoding.values()) if interrupts else LAST
             n = self._prompts.fill(now, work, n, before)
-        return (work, n, n_decodes) if work else (ready, n_ready, len(ready))
+        return (work, n, n_decodes) if work else (ready, len(ready), len(ready))
 
     def _fill_vision(self, now: float, departed: list[LiveSequence]) -> list[EncodeWork]:
         if not (self.encoding or self.waiting.pictured) or not self.gate.is_open(now):
@@ -373,7 +364,7 @@ class Scheduler:
             if seq.cancelled or (failed and result.error_of(seq) is not None):
                 outcomes += self._lost(seq, result)
                 continue
-            tokens = verified(seq, drafts, sampled[first:row]) if drafts else ()
+            tokens = self.drafts.verified(seq, drafts, sampled[first:row]) if drafts else ()
             n_computed = seq.n_computed = len(seq.tokens) if item.sample else seq.n_computed + item.count
             if n_computed >= seq.hold.due:
                 self.room.settle(seq)
@@ -389,7 +380,7 @@ class Scheduler:
             said = tuple(logprobs[first + i] for i in range(len(tokens))) if first in logprobs else ()
             seq.tokens.append(token)
             if guesses and place in guesses:
-                self._drafts.keep(seq, guesses[place])
+                self.drafts.keep(seq, guesses[place])
             if n_computed + 1 < seq.n_most and token not in seq.ends and seq.plan[seq.cursor] is Stage.DECODE:
                 outcomes.append(Outcome(seq, tokens, said))  # nearly always
             else:
@@ -437,6 +428,7 @@ class Scheduler:
     def observe(self, batch: StepBatch, seconds: float) -> bool:
         """Record a batch that took this long by itself. Returns whether ranks (also of offers) have changed."""
         self.gap.observe(batch, seconds)
+        self.drafts.observe(batch, seconds)
         self.fair.decoded(batch, seconds)
         if not self._order.observe(batch, seconds):
             return False

@@ -16,8 +16,7 @@ from hydrainfer.cluster.messages import Close, Orders, encode
 from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.machine import in_url
 from hydrainfer.processor import parse_messages
-from hydrainfer.scheduler import scheduler as scheduling
-from hydrainfer.scheduler.filling import decodes_ahead
+from hydrainfer.scheduler.decodes import Decodes
 from tests.cluster.rig import IPV6
 from tests.equivalence.mixed import (
     CHATS,
@@ -127,17 +126,70 @@ def test_few_blocks_one_step_ahead(tiny, wanted, layout, overlap, monkeypatch):
     """Each step is launched while the one before is computed; who is preempted is in none of the two."""
     unknown = []
 
-    def ahead(*args):
-        work = decodes_ahead(*args)
+    real = Decodes.ahead
+
+    def ahead(self):
+        work = real(self)
         unknown.extend(w for w in work or () if w.unknown)
         return work
 
-    monkeypatch.setattr(scheduling, "decodes_ahead", ahead)
+    monkeypatch.setattr(Decodes, "ahead", ahead)
     with start(tiny, layout, few=True, async_scheduling=True, overlap=overlap) as llm:
         assert ask(llm, 4) == wanted
         check_whole(llm)
         assert settled_stats(llm).n_preemptions > 0
     assert unknown
+
+
+LONG = [
+    SamplingParams(temperature=0.0, max_tokens=40),
+    SamplingParams(temperature=0.3, seed=5, max_tokens=40, logprobs=1),
+    SamplingParams(temperature=0.7, seed=6, max_tokens=40, repetition_penalty=1.1, min_tokens=20, n=2),
+    SamplingParams(temperature=0.0, max_tokens=40, drafts=False),
+]
+
+
+@pytest.fixture(scope="module")
+def without_drafts(tiny):
+    with start(tiny, "1EPD", drafts="off") as llm:
+        return ask_long(llm)
+
+
+def ask_long(llm):
+    chats = [chat for chat in CHATS for _ in LONG]
+    outputs = llm.chat(chats, LONG * len(CHATS), use_tqdm=False)
+    return [[(c.token_ids, c.finish_reason, c.text) for c in out.outputs] for out in outputs]
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ("1EPD", {}),
+        ("1EPD", {"few": True, "max_drafts": 3}),
+        ("1E1P1D", {}),
+        ("1EP1D", {"few": True, "landing_gib": 4 * FEW_BLOCKS * KV_BLOCK / 2**30}),
+    ],
+)
+def test_drafts_change_no_token(tiny, without_drafts, layout, options):
+    with start(tiny, layout, drafts="ngram", **options) as llm:
+        assert ask_long(llm) == without_drafts
+        check_whole(llm)
+        counts = settled_stats(llm).drafts["ngram"]
+        assert 0 < counts.n_accepted < counts.n_tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"drafts": "ngrams"}, "unknown drafter 'ngrams'"),
+        ({"drafts": "ngram", "async_scheduling": True}, "--no-async-scheduling"),
+        ({"max_drafts": 64}, "max_drafts"),
+    ],
+)
+def test_drafts_that_cannot_be_are_refused_in_a_line(tiny, options, said):
+    with pytest.raises(ConfigError, match=said) as raised:
+        start(tiny, "1EPD", **options)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("layout", ["1E1P1D", "1EPD"])

@@ -24,7 +24,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, spoken_ids
-from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from hydrainfer.scheduler import Budgets, Drafting, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport
 from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import make_request
@@ -51,6 +51,7 @@ class Rig:
         clock=None,
         sink=None,
         more=None,
+        drafting=None,
     ):
         self.now = 0.0
         sizes = {KV: kv_blocks, EMBED: 32, **(more or {})}
@@ -60,7 +61,7 @@ class Rig:
         role = Role.parse(role)
         self.runners = {lane: EmulatedRunner(device, lane) for lane in role.lanes}
         policy = Policy(encode_wait_s=2.0, headroom_tokens=headroom)
-        self.scheduler = Scheduler(role, self.caches, Budgets(tokens=tokens, images=2), policy)
+        self.scheduler = Scheduler(role, self.caches, Budgets(tokens=tokens, images=2), policy, drafting=drafting)
         self.outputs, self.ends = [], {}
         self.engine = Engine(self.scheduler, self.runners, sink or self._sink, overlap=overlap)
 
@@ -155,6 +156,37 @@ def test_tokens_do_not_depend_on_batching_or_preemption(shapes, kv_blocks, token
     for r in requests:
         assert rig.end(r.id).finish_reason == "length", rig.end(r.id).error
         assert rig.tokens(r.id) == alone(r)
+    rig.scheduler.check()
+    rig.caches.check(idle=True)
+
+
+class Oracle:
+    """A drafter that knows most of the answers."""
+
+    name = "oracle"
+
+    def __init__(self, answers):
+        self.answers, self.n_asked = answers, 0
+
+    def guess(self, seq, n):
+        self.n_asked += 1
+        answer = self.answers[seq.id][seq.n_produced :][:n]
+        return answer if self.n_asked % 3 else [*answer[:2], 9]
+
+    def keep(self, seqs):
+        pass
+
+
+@pytest.mark.parametrize(("more", "kv_blocks"), [({}, 64), ({}, 20), ({WINDOW: 40}, 64)])
+def test_verified_drafts_write_what_single_steps_write(more, kv_blocks):
+    """Every later step reads what they wrote, and the next request finds it."""
+    requests = [make_request(f"r{i}", n_text=5 + i, max_tokens=25, salt=b"one") for i in range(3)]
+    answers = {r.id: alone(r) for r in requests}
+    cost = CostModel(encode_image_s=3.0, step_base_s=1.0, prefill_token_s=0.0, decode_token_s=0.01)
+    plain = Rig(kv_blocks=kv_blocks, more=more, cost=cost).run(*requests)
+    rig = Rig(kv_blocks=kv_blocks, more=more, cost=cost, drafting=Drafting([Oracle(answers)], None, 4)).run(*requests)
+    assert all(rig.end(r.id).error is None and rig.tokens(r.id) == answers[r.id] for r in requests)
+    assert rig.now < 0.8 * plain.now
     rig.scheduler.check()
     rig.caches.check(idle=True)
 

@@ -10,7 +10,7 @@ from hydrainfer.cache import BlockPool, CacheSet, FullSpec, Scan, SlidingPool, S
 from hydrainfer.core import Lane, LiveSequence
 from hydrainfer.core import chain as chains
 from hydrainfer.scheduler import Scheduler
-from hydrainfer.scheduler import scheduler as scheduling
+from hydrainfer.scheduler import drafts as drafting
 from hydrainfer.scheduler.room import SequenceRoom
 from tests.scheduler import test_prefix, test_properties
 
@@ -72,7 +72,7 @@ def take_drafts_for_tokens(patch):
         seq.tokens += drafts
         return *drafts, sampled[-1]
 
-    patch.setattr(scheduling, "verified", mutated)
+    patch.setattr(drafting, "verified", mutated)
 
 
 def sum_up_drafts(patch):

@@ -48,6 +48,9 @@ class Int8Products:
     def native_rows(self) -> int:
         return self._narrow.native_rows
 
+    def slower(self, rows: int) -> float:
+        return self._narrow.slower(rows)
+
     def decoder_rows(self, n_elements: int) -> int:
         return self._narrow.decoder_rows(n_elements)
 

@@ -110,6 +110,15 @@ class Chosen:
             most = rows
         return max(most, self.native_rows)
 
+    def slower(self, rows: int) -> float:
+        """How many times longer a large weight's product with so many rows takes than that with one."""
+        times = {n: min(of_way.values()) for n, of_way in self._times.items()}
+        over = next((n for n in ROWS if n >= rows), ROWS[-1])
+        under = max((n for n in ROWS if n <= rows), default=ROWS[0])
+        part = (rows - under) / (over - under) if over > under else 0.0
+        seconds = times[under] + part * (times[over] - times[under])
+        return max(seconds / times[ROWS[0]], 1.0) * max(rows / ROWS[-1], 1.0)
+
     def ranges(self) -> str:
         """A text like "native-cpu up to 8 rows, onednn above", for large weights. Above ROWS[-1] a shape may differ."""
         runs = [(name, len(list(run))) for name, run in groupby(way.name for way in self._large)]
@@ -136,6 +145,9 @@ class WideProducts:
     @property
     def native_rows(self) -> int:
         return self._chosen.native_rows
+
+    def slower(self, rows: int) -> float:
+        return self._chosen.slower(rows)
 
     def decoder_rows(self, n_elements: int) -> int:
         return self._chosen.decoder_rows(n_elements)

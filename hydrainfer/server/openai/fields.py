@@ -51,6 +51,7 @@ class CommonFields(BaseModel):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     skip_special_tokens: bool | None = None
+    drafts: bool | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
@@ -70,7 +71,7 @@ class CommonFields(BaseModel):
     _copied: ClassVar[tuple[str, ...]] = (
         "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "include_stop_str_in_output",
         "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens",
-        "prompt_logprobs",
+        "drafts", "prompt_logprobs",
     )  # fmt: skip
 
     def check_supported(self) -> None:

@@ -7,7 +7,7 @@ from hydrainfer.server.http import EMPTY, KnownFields, Refusal, names, refusals
 _SAMPLING = names(
     "n max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p seed stop stop_token_ids "
     "include_stop_str_in_output ignore_eos presence_penalty frequency_penalty repetition_penalty logit_bias "
-    "skip_special_tokens return_token_ids prompt_logprobs length_penalty best_of logprobs"
+    "skip_special_tokens drafts return_token_ids prompt_logprobs length_penalty best_of logprobs"
 )
 _COMMON = _SAMPLING | names(
     "model stream stream_options timings cache_salt priority deadline_s modalities response_format structured_outputs "

@@ -1,0 +1,62 @@
+"""Who drafts in an instance, and where a draft pays."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import ConfigError
+from hydrainfer.models import Model
+from hydrainfer.scheduler import DRAFTERS, Budgets, Drafting, Worth
+
+_MANY_ROWS = 64  # of a step, where nothing is known of its rows
+
+
+def drafters_of(config: ServeConfig, described: ModelConfig, device: torch.device, *, ahead: bool) -> tuple[str, ...]:
+    """The names of those who draft, in the order in which they are asked. With `auto` there are some only on a CPU,
+    where nothing is launched ahead, and only for models without recurrent states, which cannot forget a token. Raises
+    `ConfigError`."""
+    names = tuple(name.strip() for name in config.drafts.split(","))
+    if names == ("off",):
+        return ()
+    states = described.text.recurrence is not None
+    if names == ("auto",):
+        fits = device.type == "cpu" and config.device != "emulated" and config.native_kernels
+        return tuple(DRAFTERS) if fits and not ahead and not states else ()
+    unknown = [name for name in names if name not in DRAFTERS]
+    if unknown:
+        raise ConfigError(
+            f"unknown drafter {unknown[0]!r}; --drafts takes auto, off or {', '.join(DRAFTERS)}", param="drafts"
+        )
+    if ahead:
+        raise ConfigError("drafts need --no-async-scheduling: a step ahead does not know its tokens", param="drafts")
+    if states:
+        raise ConfigError("drafts are not possible in models with recurrent states; use --drafts off", param="drafts")
+    return names
+
+
+def drafting_of(config: ServeConfig, names: tuple[str, ...], budgets: Budgets, model: Model | None) -> Drafting:
+    """The drafters of these names, and the policy that gives them rows. `model`: None on an emulated device."""
+    if not names:
+        return Drafting()
+    limit_s = min(budgets.step_s, budgets.gap_s or math.inf)
+    if model is None or model.language is None:
+        worth = Worth(_MANY_ROWS, limit_s)
+    elif model.ops.products is not None and model.language.few_rows:
+        worth = Worth(model.language.few_rows, limit_s, model.ops.products.slower)
+    elif config.drafts == "auto":
+        return Drafting()
+    else:
+        worth = Worth(_MANY_ROWS, limit_s)
+    return Drafting([DRAFTERS[name]() for name in names], worth, config.max_drafts)
+
+
+def said_of(drafting: Drafting) -> str:
+    """The drafters, for people."""
+    names = ", ".join(drafter.name for drafter in drafting.drafters)
+    assert drafting.worth is not None
+    times = drafting.worth.seconds.of(1 + drafting.most) / drafting.worth.seconds.of(1)
+    return f"{names}; up to {drafting.most} at a time, whose rows take {times:.2f} times as long as one to multiply"

@@ -1,0 +1,24 @@
+"""The port of those who guess."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar, Protocol
+
+from hydrainfer.core import LiveSequence
+
+
+class Drafter(Protocol):
+    """Guesses what follows a sequence's tokens. It decides nothing else and changes no token: what it is wrong about is
+    thrown away. It is asked on the engine's thread, between two steps, so an answer may take a few microseconds."""
+
+    name: ClassVar[str]
+
+    def guess(self, seq: LiveSequence, n: int) -> Sequence[int]:
+        """Up to `n` token ids that may follow `seq.tokens`; none if it has no idea. Between two calls a sequence only
+        gets more tokens."""
+        ...
+
+    def keep(self, seqs: Collection[LiveSequence]) -> None:
+        """Forget what is known of all sequences but these."""
+        ...

@@ -1,0 +1,162 @@
+"""How many drafts a step is worth: those with which it yields the most tokens per second.
+
+A draft costs a row of the step, and yields a token if it and all before it are right. Both are learnt: the seconds of a
+step by its rows from the steps themselves, a sequence's luck from what became of its drafts. So drafts turn themselves
+off where they do not pay, and are tried again now and then.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from hydrainfer.core import Lane, StepBatch
+
+_TO_PAY = 1.02  # times the tokens per second of fewer rows
+_LEVEL, _FACTOR, _FORGET = 0.2, 0.4, 0.9995  # weights of a new step in the means, and of a factor at each other step
+_OUTLIER = 4.0  # a step that takes this many times as long as expected counts as no more
+_FIRST, _PRIOR, _LEAST = 0.7, 2.0, 0.1  # a sequence's luck before any draft, what that weighs, a new draft's weight
+_PLAIN, _PLAIN_MOST = 8, 64  # steps with drafts before one without: at first, and at most
+_RETRY = 32  # steps after which a sequence whose drafts do not pay gets one row
+
+Shape = Callable[[int], float]
+"""`shape(rows)`: seconds of a step of so many rows, in those of one row, before any was measured."""
+
+
+class StepSeconds:
+    """Seconds of decode steps by rows: a level, which follows the latest steps (their contexts grow), times a factor by
+    rows, which is learnt when their number changes from one step to the next. Between numbers that were seen, factors
+    are interpolated; what was learnt long ago counts less and less."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._seen: list[int] = []  # numbers of rows, in order
+        self._factors: dict[int, float] = {}  # by those, logarithms, beside the shape
+        self._n_learnt: Counter[int] = Counter()
+        self._level_s, self._rows = 0.0, 0
+
+    @property
+    def known(self) -> bool:
+        """Whether a step was seen."""
+        return self._level_s > 0.0
+
+    def of(self, rows: int) -> float:
+        """In seconds, once a step was seen; before, in those of a step of one row."""
+        return (self._level_s or 1.0) * self._shape(rows) * math.exp(self._factor(rows))
+
+    def _factor(self, rows: int) -> float:
+        seen, factors = self._seen, self._factors
+        i = bisect_left(seen, rows)
+        if i == len(seen):
+            return factors[seen[-1]] if seen else 0.0
+        if i == 0 or seen[i] == rows:
+            return factors[seen[i]]
+        low, high = seen[i - 1], seen[i]
+        return factors[low] + (rows - low) / (high - low) * (factors[high] - factors[low])
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Record a step of nothing but `rows` rows that took this long."""
+        if not self._level_s:
+            self._level_s = seconds / self._shape(rows)
+            self._learn(rows, 0.0)
+            return
+        surprise = math.log(max(min(seconds / self.of(rows), _OUTLIER), 1 / _OUTLIER))
+        for other in self._seen:
+            self._factors[other] *= _FORGET
+        if rows == self._rows:
+            self._level_s *= math.exp(_LEVEL * surprise)
+        else:
+            self._learn(rows, surprise)
+
+    def _learn(self, rows: int, surprise: float) -> None:
+        """Note the surprise of a step after one of another number of rows."""
+        factor = self._factor(rows)
+        if rows not in self._factors:
+            insort(self._seen, rows)
+        self._n_learnt[rows] += 1
+        self._factors[rows] = factor + max(1.0 / (1 + self._n_learnt[rows]), _FACTOR) * surprise
+        self._level_s *= math.exp(_LEVEL / 4 * surprise)
+        self._rows = rows
+
+
+class Luck:
+    """How often a sequence's drafts are right: the first, and one behind others that were right."""
+
+    __slots__ = ("_n", "_share", "n_skipped")
+
+    def __init__(self) -> None:
+        self._share, self._n = [_FIRST, _FIRST], [0, 0]
+        self.n_skipped = 0  # steps since it had a draft
+
+    def chances(self, n: int) -> Iterator[float]:
+        """The chances that at least 1, 2, … `n` drafts are right."""
+        chance = 1.0
+        for i in range(n):
+            chance *= self._share[i > 0]
+            yield chance
+
+    def learn(self, n_drafts: int, n_right: int) -> None:
+        for i in range(min(n_right + 1, n_drafts)):
+            later = i > 0
+            self._n[later] += 1
+            weight = max(1.0 / (_PRIOR + self._n[later]), _LEAST)
+            self._share[later] += weight * ((i < n_right) - self._share[later])
+
+
+class Worth:
+    """`most_rows`: no step gets more because of drafts. `limit_s`: nor one that takes longer."""
+
+    def __init__(self, most_rows: int, limit_s: float = math.inf, shape: Shape = lambda _: 1.0) -> None:
+        self._most_rows, self._limit_s = most_rows, limit_s
+        self._n_drafted, self._plain = 0, _PLAIN  # steps since the last one without drafts, and until the next
+        self.seconds = StepSeconds(shape)
+
+    def observe(self, batch: StepBatch, seconds: float) -> None:
+        """Record a batch that took this long by itself."""
+        if batch.lane is Lane.LANGUAGE and batch.n_decodes == len(batch.work) and seconds > 0.0:
+            self.seconds.observe(batch.n_decodes + batch.n_drafts, seconds)
+
+    def share(self, n_decodes: int, lucks: Sequence[Luck], offers: Sequence[int]) -> list[int]:
+        """How many of its `offers` of drafts each of these sequences gets in a step of `n_decodes`."""
+        counts = [0] * len(lucks)
+        most = self._most_rows - n_decodes
+        if most <= 0 or not any(offers) or self._is_plain():
+            return counts
+        chances = ((chance, i) for i, luck in enumerate(lucks) for chance in luck.chances(offers[i]))
+        ordered = sorted(chances, key=lambda pair: -pair[0])[:most]
+        best, tokens = 0, float(n_decodes)
+        rate = _TO_PAY * tokens / self.seconds.of(n_decodes)
+        for n, (chance, _) in enumerate(ordered, 1):
+            tokens += chance
+            step_s = self.seconds.of(n_decodes + n)
+            if step_s > self._limit_s:
+                break
+            if tokens / step_s > rate:
+                best, rate = n, tokens / step_s
+        for _, i in ordered[:best]:
+            counts[i] += 1
+        for i, luck in enumerate(lucks):
+            self._try_again(luck, counts, i, offers[i], most - sum(counts))
+        self._n_drafted += any(counts)
+        return counts
+
+    def _is_plain(self) -> bool:
+        """Whether the step goes without drafts, so that it is known how long such a step takes."""
+        if not self.seconds.known:
+            return True
+        if self._n_drafted < self._plain:
+            return False
+        self._n_drafted, self._plain = 0, min(2 * self._plain, _PLAIN_MOST)
+        return True
+
+    @staticmethod
+    def _try_again(luck: Luck, counts: list[int], i: int, n_offered: int, n_left: int) -> None:
+        """Give a sequence that had no draft for long one row."""
+        if counts[i] or not n_offered:
+            luck.n_skipped = 0 if counts[i] else luck.n_skipped
+            return
+        luck.n_skipped += 1
+        if luck.n_skipped >= _RETRY and n_left > 0:
+            counts[i], luck.n_skipped = 1, 0

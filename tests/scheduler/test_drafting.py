@@ -1,0 +1,135 @@
+"""Drafts from the text, and how many of them a step is worth."""
+
+import random
+
+import pytest
+
+from hydrainfer.core import Lane, LiveSequence, Role, StepBatch, TokenWork
+from hydrainfer.scheduler import Budgets, Drafting, Scheduler, Worth
+from hydrainfer.scheduler.drafting import TextDrafter
+from hydrainfer.scheduler.worth import Luck
+from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
+
+pytestmark = pytest.mark.unit
+
+
+def text(tokens):
+    return LiveSequence(make_request("r", n_text=2, max_tokens=100000), (0.0, 0), 0.0, tuple(tokens))
+
+
+def found_by_search(tokens, n):
+    for size in (3, 2):
+        ends = [end for end in range(size, len(tokens)) if tokens[end - size : end] == tokens[-size:]]
+        if ends:
+            follow = tokens[ends[-1] : ends[-1] + n]
+            while len(follow) < n:
+                follow += follow[: n - len(follow)]
+            return follow
+    return []
+
+
+def test_what_followed_the_last_tokens_is_found_as_by_a_search_of_the_whole_text():
+    """Texts grow by single tokens and by hundreds. Where two triples share a place, the search may know more."""
+    rng, n_right, n_asked = random.Random(1), 0, 0
+    for _ in range(60):
+        drafter, seq = TextDrafter(), text(rng.randrange(1000) for _ in range(rng.choice([0, 5, 300])))
+        for _ in range(40):
+            copied = rng.randrange(len(seq.tokens))
+            seq.extend(seq.tokens[copied : copied + rng.choice([1, 4, 200])])
+            want, got = found_by_search(seq.tokens, 5), list(drafter.guess(seq, 5))
+            assert len(got) in (0, 5)
+            n_right += got == want
+            n_asked += 1
+    assert n_right >= 0.95 * n_asked
+
+
+def test_one_letter_repeated_is_continued_and_another_sequence_of_the_name_is_another_text():
+    drafter = TextDrafter()
+    assert drafter.guess(text([7] * 5000), 4) == [7] * 4
+    assert drafter.guess(text([8, 9]), 4) == []
+
+
+def steps(worth, seconds, n_steps, offers, rng, right):
+    """The rows that one sequence gets in each step, with drafts that are right with this probability."""
+    luck, rows = Luck(), []
+    for _ in range(n_steps):
+        (n,) = worth.share(1, [luck], [offers])
+        n_right = next((i for i in range(n) if rng.random() >= right), n)
+        if n:
+            luck.learn(n, n_right)
+        work = [TokenWork(text([5]), 3, 1 + n, True, (4,) * n)]
+        worth.observe(StepBatch(1, Lane.LANGUAGE, work, 1 + n, 1, n_drafts=n), seconds(1 + n))
+        rows.append(n)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("right", "seconds", "low", "high"),
+    [
+        (1.0, lambda rows: 0.01, 6.5, 7.0),  # free rows
+        (0.9, lambda rows: 0.01 * (1 + 0.02 * rows), 5.0, 7.0),
+        (0.0, lambda rows: 0.01 * (1 + 0.05 * rows), 0.0, 0.3),  # wrong drafts: one row now and then
+        (0.9, lambda rows: 0.01 * rows, 0.0, 0.3),  # a row costs what it yields
+        (1.0, lambda rows: 0.01 if rows <= 4 else 0.1, 2.5, 3.3),  # a cliff
+    ],
+)
+def test_rows_are_added_as_long_as_tokens_per_second_rise(right, seconds, low, high):
+    rows = steps(Worth(64), seconds, 800, 7, random.Random(2), right)[400:]
+    assert low <= sum(rows) / len(rows) <= high
+    assert any(rows)  # also where they do not pay, they are tried again
+
+
+def test_no_step_gets_more_rows_than_the_kernel_or_the_limit_of_time_allows():
+    lucks = [Luck() for _ in range(3)]
+    few, none, slow = Worth(8), Worth(3), Worth(64, 0.02, lambda rows: 1 + rows // 6)
+    for worth in (few, none, slow):
+        assert not any(worth.share(3, lucks, [7, 7, 7]))  # before a step without drafts was seen
+        worth.observe(StepBatch(1, Lane.LANGUAGE, [TokenWork(text([5]), 3, 1, True)], 1, 1), 0.01)
+    assert sum(few.share(3, lucks, [7, 7, 7])) == 5
+    assert none.share(3, lucks, [7, 7, 7]) == [0, 0, 0]
+    assert 0 < sum(slow.share(3, lucks, [7, 7, 7])) <= 8
+
+
+class Known:
+    """A drafter of somebody else, which knows the answers up to a wrong token now and then."""
+
+    name = "known"
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def guess(self, seq, n):
+        answer = expected_tokens(seq.request)[seq.n_produced :][:n]
+        return [token if self.rng.random() < 0.8 else 3 for token in answer]
+
+    def keep(self, seqs):
+        pass
+
+
+@pytest.mark.parametrize("kv_blocks", [64, 14])
+def test_a_drafter_from_outside_saves_steps_and_changes_no_token(kv_blocks):
+    """With few blocks requests preempt each other; what is drafted takes no block that was found again."""
+    requests = [make_request(f"r{i}", n_text=3 + i, max_tokens=30) for i in range(4)]
+    n_steps = {}
+    for drafting in (None, Drafting([Known(random.Random(4))], None, 5)):
+        caches = make_caches(kv_blocks=kv_blocks)
+        s, device, answers = (
+            Scheduler(Role.parse("PD"), caches, Budgets(tokens=64), drafting=drafting),
+            FakeDevice(),
+            {},
+        )
+        for request in requests:
+            s.add(request, 0.0)
+        n = 0
+        while s.n_running or s.n_waiting:
+            batch = s.next(float(n), Lane.LANGUAGE).batch
+            for outcome in s.apply(device.run(batch), float(n)):
+                answers.setdefault(outcome.seq.id, []).extend(outcome.tokens)
+            s.check()
+            n += 1
+        assert all(answers[r.id] == expected_tokens(r) for r in requests)
+        caches.check(idle=True)
+        n_steps[drafting is not None] = n
+    assert n_steps[True] < 0.6 * n_steps[False] if kv_blocks > 20 else n_steps[True] < n_steps[False]
+    counts = s.drafts.counts["known"]
+    assert counts.n_accepted == sum(counts.by_position) and 0.5 < counts.n_accepted / counts.n_tokens < 1.0
