@@ -67,7 +67,6 @@ format: $(STAMP)
 bench-peers: $(STAMP)
 	bash benchmarks/peers/setup_vllmcpu.sh
 	bash benchmarks/peers/setup_openvino.sh
-	bash benchmarks/peers/setup_llamacpp.sh
 	$(BIN)/python -m benchmarks.b01_side_by_side $(ARGS)
 
 # Hundreds of thousands of wrong inputs; goes on where it was interrupted (.cache/fuzz.json)

@@ -5,7 +5,8 @@ nobody twice. A run during which other processes, or an idle server, took more t
 reported. Ratios are of the first server to each other one, within a round. Greedy token ids are compared request by
 request. `--dtype` is the dtype of all; each server has the settings that suit it (`benchmarks/peers/serve_*.sh`).
 
-Needs `benchmarks/peers/setup_vllmcpu.sh`, `setup_openvino.sh` and `setup_llamacpp.sh` (run by `make bench-peers`).
+Needs `benchmarks/peers/setup_vllmcpu.sh` and `setup_openvino.sh` (run by `make bench-peers`). llama.cpp takes part
+where `LLAMA_SERVER` names a `llama-server` of an installed package.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from benchmarks.runs import SCRIPTS, Bench, Plan, add_load_options, hydrainfer_p
 from benchmarks.servers import free_port
 
 PEERS = ("vllm", "openvino", "llamacpp")
+INSTALLED = PEERS if os.environ.get("LLAMA_SERVER") else PEERS[:-1]
 INT8 = "int8"  # ours with weights in 8 bits, as a server beside the others
 
 
 def arguments() -> argparse.Namespace:
     parser = options(__doc__)
     add_load_options(parser, rounds=5, requests=6, loads=["1", "4", "0.4/s", "repeat"])
-    parser.add_argument("--servers", nargs="+", choices=[OURS, INT8, *PEERS], default=[OURS, *PEERS])
+    parser.add_argument("--servers", nargs="+", choices=[OURS, INT8, *PEERS], default=[OURS, *INSTALLED])
     for server in (OURS, INT8, *PEERS):
         parser.add_argument(f"--{server}-flags", default="", help="more flags for its command, as one string")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""The HTTP application: paths, limits, authentication. The answers are made in answers.py."""
+"""The HTTP application: paths, limits, authentication. The answers are made in `openai/answers.py`."""
 
 from __future__ import annotations
 

