@@ -1,6 +1,6 @@
 """Makes the two GGUF files that llama.cpp serves LLaVA-1.5 from, text.gguf and vision.gguf.
 
-    PYTHONPATH=$SOURCE/gguf-py python llava_to_gguf.py CHECKPOINT OUT --weights f32
+    python benchmarks/peers/llava_to_gguf.py CHECKPOINT OUT --weights f32
 
 llama.cpp's own converter takes no CLIP tower for this architecture, and its older script always writes the projector in
 16 bits. Norms and biases stay in float32. Byte tokens become plain text: random weights produce bytes that are no

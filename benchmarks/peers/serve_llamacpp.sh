@@ -16,9 +16,7 @@ WEIGHTS=${WEIGHTS:-$TYPE}
 KEY=$(cat "$MODEL"/*.json <(tail -qc 1000000 "$MODEL"/*.safetensors) | md5sum | head -c 8) # of one name are many
 OUT=$DIR/converted/$(basename "$MODEL")-$KEY-$WEIGHTS
 if [ ! -e "$OUT/done" ]; then
-  [ -x "$DIR/venv/bin/python" ] || python3 -m venv "$DIR/venv"
-  "$DIR/venv/bin/python" -m pip install --quiet --disable-pip-version-check gguf==0.19.0 numpy safetensors >&2
-  "$DIR/venv/bin/python" "$HERE/llava_to_gguf.py" "$MODEL" "$OUT" --weights "$WEIGHTS" >&2
+  "$HERE/../../.venv/bin/python" "$HERE/llava_to_gguf.py" "$MODEL" "$OUT" --weights "$WEIGHTS" >&2
   touch "$OUT/done"
 fi
 exec "${LLAMA_SERVER:-llama-server}" -m "$OUT/text.gguf" --mmproj "$OUT/vision.gguf" -a m --host 127.0.0.1 \
