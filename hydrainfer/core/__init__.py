@@ -51,6 +51,7 @@ from hydrainfer.core.handoff import (
     Withdraw,
     owner_of,
 )
+from hydrainfer.core.prediction import Prediction
 from hydrainfer.core.request import (
     Grammar,
     MediaSpan,
@@ -105,6 +106,7 @@ __all__ = [
     "Overloaded",
     "Parcel",
     "PixelSource",
+    "Prediction",
     "Reasoning",
     "Reject",
     "Release",

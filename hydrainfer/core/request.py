@@ -67,9 +67,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is
     made, so that a recomputed request draws the same numbers. `logprobs=k` asks for the chosen token's log-probability
     and the k most likely tokens; `prompt_logprobs=k` asks for the same of the prompt's tokens, which are then all
-    computed, cached or not. `drafts=False`: none of its tokens is drafted, which changes none of them. `stop` may be
-    one string, and `logit_bias` a dict of biases by token id. The fields hold plain values, which every message can
-    carry. Raises `InvalidRequest` naming the field.
+    computed, cached or not. `drafts=False`: none of its tokens is drafted, which changes none of them. `prediction`:
+    the text that the answer may turn out to be, which makes it faster where it is right. `stop` may be one string, and
+    `logit_bias` a dict of biases by token id. The fields hold plain values, which every message can carry. Raises
+    `InvalidRequest` naming the field.
     """
 
     n: int = 1
@@ -92,6 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: tuple[tuple[int, float], ...] = ()
     skip_special_tokens: bool = True
     drafts: bool = True
+    prediction: str = ""
     grammar: Grammar | None = None
     reasoning: Reasoning | None = None
 
@@ -149,6 +151,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not isinstance(value, tuple):
                 _check(value is None or isinstance(value, Sequence), name, "must be a list", repr(value))
                 msgspec.structs.force_setattr(self, name, tuple(value or ()))
+        _check(isinstance(self.prediction, str), "prediction", "must be a text", repr(self.prediction))
         for text in self.stop:
             _check(isinstance(text, str), "stop", "must hold strings", repr(text))
             _check(not _SURROGATE.search(text), "stop", "must not hold half a surrogate pair", repr(text))
@@ -232,7 +235,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     of the engine's clock. `arrival_s`: None means the time at which it reaches the engine. `deadline_s` travels with
     the request to every instance. `priority`: by how many levels it goes before others (or, if negative, after them),
     within the scheduler's bounds. `share`: its tenant, among which the scheduler divides an instance. `keys`: the chain
-    of its prompt's keys (`core.chain`), by which KV is shared; empty if it shares none.
+    of its prompt's keys (`core.chain`), by which KV is shared; empty if it shares none. `predicted_ids`: the tokens of
+    `sampling.prediction`, whose text does not travel.
     """
 
     id: str
@@ -248,6 +252,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     share: Share = ANYBODY
     keys: bytes = b""
+    predicted_ids: tuple[int, ...] = ()
 
     @property
     def n_prompt(self) -> int:

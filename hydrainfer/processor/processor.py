@@ -40,6 +40,7 @@ from hydrainfer.processor.text import (
     expand,
     harmony_grammar,
     in_order,
+    predicted,
     resolve_max_tokens,
 )
 from hydrainfer.processor.workers import Adapters, JobTicket, MediaWorkers, Preprocessor, Seal
@@ -364,6 +365,8 @@ class Processor:
                 raise InvalidRequest(f"{name} takes token ids from 0 to {n_vocabulary - 1}", param=name)
         for token_ids in token_lists:
             check_known(token_ids, self.model, param)
+        predicted_ids = predicted(sampling.prediction, self.model)
+        sampling = msgspec.structs.replace(sampling, prediction="") if sampling.prediction else sampling
         seeds = [secrets.randbits(63) if sampling.seed is None else sampling.seed for _ in token_lists]
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # cached KV has no log-probabilities
         chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]
@@ -382,6 +385,7 @@ class Processor:
                 keys=chains[p],
                 priority=terms.priority,
                 share=terms.share,
+                predicted_ids=predicted_ids,
             )
             for p, token_ids in enumerate(token_lists)
             for choice in range(sampling.n)

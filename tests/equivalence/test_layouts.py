@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import zmq
 
@@ -156,10 +157,20 @@ def without_drafts(tiny):
         return ask_long(llm)
 
 
-def ask_long(llm):
-    chats = [chat for chat in CHATS for _ in LONG]
-    outputs = llm.chat(chats, LONG * len(CHATS), use_tqdm=False)
+def ask_long(llm, predictions=None):
+    """`predictions`: one per chat and entry of `LONG`."""
+    chats, sampling = [chat for chat in CHATS for _ in LONG], LONG * len(CHATS)
+    if predictions:
+        sampling = [msgspec.structs.replace(s, prediction=p) for s, p in zip(sampling, predictions, strict=True)]
+    outputs = llm.chat(chats, sampling, use_tqdm=False)
     return [[(c.token_ids, c.finish_reason, c.text) for c in out.outputs] for out in outputs]
+
+
+def predictions_of(answers):
+    """Of each kind some: right ones, edited ones, wrong ones."""
+    texts = [choices[0][2] for choices in answers]
+    edited = [text[:9] + "!" + text[12:] for text in texts]
+    return [(texts[i], edited[i], texts[i - 1], "a" * 30)[(i + i // 4) % 4] for i in range(len(texts))]
 
 
 @pytest.mark.parametrize(
@@ -176,6 +187,7 @@ def test_drafts_change_no_token(tiny, without_drafts, layout, options, monkeypat
     monkeypatch.setattr(Worth, "share", lambda worth, n_decodes, lucks, offers: list(offers))
     with start(tiny, layout, drafts="ngram", **options) as llm:
         assert ask_long(llm) == without_drafts
+        assert ask_long(llm, predictions_of(without_drafts)) == without_drafts
         check_whole(llm)
         if layout == "1EPD":
             counts = settled_stats(llm).drafts["ngram"]

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from hydrainfer.core import Lane, LiveSequence, Role, StepBatch, TokenWork
@@ -47,6 +48,18 @@ def test_one_letter_repeated_is_continued_and_another_sequence_of_the_name_is_an
     drafter = TextDrafter()
     assert drafter.guess(text([7] * 5000), 4) == [7] * 4
     assert drafter.guess(text([8, 9]), 4) == []
+
+
+def test_what_the_client_predicts_is_drafted_before_what_the_text_repeats():
+    request = msgspec.structs.replace(make_request("r", n_text=2, max_tokens=100), predicted_ids=(50, 51, 52, 53, 54))
+    seq, drafter = LiveSequence(request, (0.0, 0), 0.0, (50, 51)), TextDrafter()  # two tokens of an earlier life
+    assert list(drafter.guess(seq, 2)) == [52, 53]
+    seq.extend((60, 61, 60, 61))
+    assert list(drafter.guess(seq, 3)) == [60, 61, 60]  # what it says instead repeats itself
+    seq.extend((52, 53))
+    assert list(drafter.guess(seq, 3)) == [54]
+    seq.extend((54,))
+    assert list(drafter.guess(seq, 3)) == []
 
 
 def steps(worth, seconds, n_steps, offers, rng, right):

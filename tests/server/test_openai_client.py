@@ -1,5 +1,7 @@
 """The official client works unchanged, and raises its own typed errors."""
 
+from functools import partial
+
 import openai
 import pytest
 
@@ -63,6 +65,25 @@ def test_choices(client, server):
     for chunk in client.chat.completions.create(model="tiny", messages=ask(), n=3, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert set(texts.values()) == {SAID}
+
+
+@pytest.mark.parametrize("content", [SAID, [{"type": "text", "text": SAID[:9]}, {"type": "text", "text": SAID[9:]}]])
+def test_a_prediction_reaches_the_engine_and_the_usage_says_what_came_true(client, server, content):
+    """Whole, streamed, and of two choices the sum."""
+    predicted = server.model.tokenizer.encode(SAID, add_special_tokens=False).ids
+    send = partial(client.chat.completions.create, model="tiny", messages=ask())
+    answer = send(prediction={"type": "content", "content": content})
+    request = server.engine.submitted[-1]
+    assert list(request.predicted_ids) == predicted and request.sampling.prediction == ""
+    details = answer.usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (len(predicted), 0)
+    wrong = {"type": "content", "content": "Hello from somebody else, who says more."}
+    *_, last = send(prediction=wrong, n=2, stream=True, stream_options={"include_usage": True})
+    details, n_wrong = last.usage.completion_tokens_details, len(server.engine.submitted[-1].predicted_ids)
+    assert 0 < details.accepted_prediction_tokens < n_wrong
+    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == 2 * n_wrong
+    assert send().usage.completion_tokens_details is None
+    assert client.completions.with_raw_response.create(model="tiny", prompt="a", max_tokens=1).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,6 +18,7 @@ from hydrainfer.processor.text.prompt import (
     encode_rendered,
     expand,
     in_order,
+    predicted,
     resolve_max_tokens,
 )
 from hydrainfer.processor.text.reasoning import Thinking
@@ -48,6 +49,7 @@ __all__ = [
     "harmony_grammar",
     "in_order",
     "load_description",
+    "predicted",
     "resolve_max_tokens",
     "together",
 ]

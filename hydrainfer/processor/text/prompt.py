@@ -179,6 +179,24 @@ def resolve_max_tokens(n_prompt: int, asked: int | None, model: ModelDescription
     return asked if asked is not None else limit - n_prompt
 
 
+def predicted(text: str, model: ModelDescription) -> tuple[int, ...]:
+    """The token ids of a predicted answer. Raises `InvalidRequest` if no answer is so long."""
+    if not text:
+        return ()
+    check_length(text, model, "prediction")
+    check_text(text, model, "prediction")
+    ids = tuple(encode(text, model, add_special=False))
+    check_known(ids, model, "prediction")
+    if len(ids) > model.n_context:
+        raise InvalidRequest(
+            f"This model's maximum context length is {model.n_context} tokens; the prediction has {len(ids)}. Please "
+            "shorten it.",
+            param="prediction",
+            code="context_length_exceeded",
+        )
+    return ids
+
+
 def _placeholder_in_text(placeholder: str, param: str) -> InvalidRequest:
     return InvalidRequest(
         f"the text holds {placeholder}, which stands for a picture in this model's prompts; "

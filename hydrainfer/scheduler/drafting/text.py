@@ -1,5 +1,6 @@
-"""Drafts from the text itself: what followed the last tokens where they stood before, in the prompt or the answer
-(prompt look-up). Answers that copy, edit or quote repeat much of their prompt."""
+"""Drafts from the text itself: what comes next in the answer that the client has predicted, else what followed the last
+tokens where they stood before, in the prompt or the answer (prompt look-up). Answers that copy, edit or quote repeat
+much of their prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from hydrainfer.core import LiveSequence
+from hydrainfer.core import LiveSequence, Prediction
 
 _SIZES = (3, 2)
 """The numbers of last tokens that are looked up, the first that is found counts."""
@@ -30,8 +31,8 @@ class TextDrafter:
     def guess(self, seq: LiveSequence, n: int) -> Sequence[int]:
         text = self._known.get(seq.id)
         if text is None or text.tokens is not seq.tokens:
-            text = self._known[seq.id] = _Text(seq.tokens)
-        return text.after(n)
+            text = self._known[seq.id] = _Text(seq.tokens, seq.n_prompt, seq.request.predicted_ids)
+        return text.predicted(n) or text.after(n)
 
     def keep(self, seqs: Collection[LiveSequence]) -> None:
         self._known = {seq.id: self._known[seq.id] for seq in seqs if seq.id in self._known}
@@ -42,10 +43,20 @@ class _Text:
     two triples with the same one the later counts. What is found is compared, so that a hash value alone misleads
     nobody."""
 
-    def __init__(self, tokens: list[int]) -> None:
+    def __init__(self, tokens: list[int], n_prompt: int, predicted: Sequence[int]) -> None:
         self.tokens = tokens
+        self._prediction = Prediction(predicted) if predicted else None
+        self._n_followed = n_prompt  # tokens
         self._n_known = 0  # tokens: all but the last, behind which nothing stands yet
         self._places = {size: array("i") for size in _SIZES}  # by hash value: the index behind the last token, or 0
+
+    def predicted(self, n: int) -> Sequence[int]:
+        """Up to `n` tokens that the client's prediction has next."""
+        if self._prediction is None:
+            return ()
+        self._prediction.follow(self.tokens[self._n_followed :])
+        self._n_followed = len(self.tokens)
+        return self._prediction.next(n)
 
     def after(self, n: int) -> list[int]:
         """`n` tokens that may follow, none if the last ones have not stood together before. Where they reach the end of

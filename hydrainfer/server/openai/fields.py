@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
@@ -117,6 +117,24 @@ class CommonFields(BaseModel):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats and self.include_usage)
 
 
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: Literal["text"]
+    text: str
+
+
+class PredictedContent(BaseModel):
+    """The answer as the client expects it, or most of it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatFields(CommonFields):
     """`/v1/chat/completions`. `messages` is checked by `processor.parse_messages`."""
 
@@ -131,6 +149,7 @@ class ChatFields(CommonFields):
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
+    prediction: PredictedContent | None = None
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
@@ -151,6 +170,7 @@ class ChatFields(CommonFields):
         fields = self.sampling_fields(defaults)
         fields["max_tokens"] = self.limit
         fields["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
+        fields["prediction"] = self.prediction.text if self.prediction else ""
         try:
             return SamplingParams(**fields)
         except InvalidRequest as e:
@@ -217,7 +237,8 @@ def parse(kind: type[Fields], body: object) -> Fields:
     except ValidationError as e:
         first = e.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"][:1])
-        message = "is required" if first["type"] == "missing" else first["msg"].lower().replace("input ", "")
+        known = {"missing": "is required", "model_type": "should be an object"}
+        message = known.get(first["type"]) or first["msg"].lower().replace("input ", "")
         raise InvalidRequest(f"{where}: {message}", param=where) from None
 
 

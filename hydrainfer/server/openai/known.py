@@ -15,7 +15,7 @@ _COMMON = _SAMPLING | names(
 )
 _CHAT = _COMMON | names(
     "messages tools tool_choice parallel_tool_calls mm_processor_kwargs chat_template_kwargs top_logprobs "
-    "add_generation_prompt include_reasoning reasoning_effort"
+    "add_generation_prompt include_reasoning reasoning_effort prediction"
 )
 _TEXT = _COMMON | names("prompt echo add_special_tokens")
 _OPENAI_HARMLESS = names(  # billing, storage, scheduling hints, other names for what is on already
@@ -29,7 +29,7 @@ OPENAI_REFUSED = {
     **refusals("functions", "send tools"),
     **refusals("function_call", "send tool_choice"),
     "audio": Refusal("audio output is not supported by this server"),
-    "prediction": Refusal("predicted outputs are not supported by this server"),
+    "prediction": Refusal("prediction is for /v1/chat/completions"),
     "web_search_options": Refusal("web search is not supported by this server", ()),  # an empty object searches, too
     **refusals("moderation"),
     **refusals("verbosity", "say in the prompt how long an answer should be", ("medium",)),

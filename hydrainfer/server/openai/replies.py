@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import orjson
 
-from hydrainfer.core import HydraError, TokenLogprobs
+from hydrainfer.core import HydraError, Prediction, TokenLogprobs
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import AnswerPiece, AnswerStream, Detokenizer, Vocabulary, answer_stream, together
 from hydrainfer.server.live import DONE, Completion, Delta, TokenStream, error_event, event
@@ -73,6 +73,7 @@ class Choices(Reply):
         self.return_ids = bool(fields.return_token_ids)
         self.continuous_usage = fields.continuous_usage
         self._n_prompt_top = fields.prompt_logprobs
+        self._predictions = [Prediction(r.predicted_ids) for r in self.prepared.requests if r.predicted_ids]
         self._head = {"id": self.prepared.id, "object": self.kind, "created": created, "model": model}
 
     @abstractmethod
@@ -85,6 +86,7 @@ class Choices(Reply):
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
         """A chunk for each delta that is not empty."""
+        self._follow((d.choice, d.token_ids) for d in deltas)
         usage = self._usage(n_tokens) if self.continuous_usage else None
         return b"".join(self._event([chunk], usage) for d in deltas if (chunk := self.chunk(d)) is not None)
 
@@ -97,6 +99,7 @@ class Choices(Reply):
         return (self._event([], self._timed(self._usage(n_tokens), timelines)) if self.include_usage else b"") + DONE
 
     def body(self, done: Sequence[Completion], timelines: Sequence[Timeline | None]) -> bytes:
+        self._follow((i, one.token_ids) for i, one in enumerate(done))
         return orjson.dumps(
             {
                 **self._head,
@@ -130,7 +133,23 @@ class Choices(Reply):
             "completion_tokens": n_answer,
             "total_tokens": n_prompt + n_answer,
             "prompt_tokens_details": {"cached_tokens": n_cached},
+            **self._predicted(),
         }
+
+    def _follow(self, said: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Compare new tokens of these choices with what was predicted."""
+        if self._predictions:
+            for choice, token_ids in said:
+                self._predictions[choice].follow(token_ids)
+
+    def _predicted(self) -> dict[str, Any]:
+        """How much of a prediction has come true. It depends on the answer alone, not on what was verified."""
+        if not self._predictions:
+            return {}
+        n_right = sum(one.n_right for one in self._predictions)
+        n_wrong = max(sum(map(len, self._predictions)) - n_right, 0)
+        details = {"accepted_prediction_tokens": n_right, "rejected_prediction_tokens": n_wrong}
+        return {"completion_tokens_details": details}
 
 
 class ChatReply(Choices):
