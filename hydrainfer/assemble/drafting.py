@@ -10,7 +10,7 @@ from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.models import Model
-from hydrainfer.scheduler import DRAFTERS, Budgets, Drafting, Worth
+from hydrainfer.scheduler import DRAFTERS, Budgets, Drafting, Guide, Worth
 
 _MANY_ROWS = 64  # of a step, where nothing is known of its rows
 
@@ -38,8 +38,16 @@ def drafters_of(config: ServeConfig, described: ModelConfig, device: torch.devic
     return names
 
 
-def drafting_of(config: ServeConfig, names: tuple[str, ...], budgets: Budgets, model: Model | None) -> Drafting:
-    """The drafters of these names, and the policy that gives them rows. `model`: None on an emulated device."""
+def drafting_of(
+    config: ServeConfig,
+    names: tuple[str, ...],
+    budgets: Budgets,
+    model: Model | None,
+    guide: Guide | None,
+    n_vocab: int,
+) -> Drafting:
+    """The drafters of these names, and the policy that gives them rows. `model`: None on an emulated device. `guide`:
+    None if no request has a grammar."""
     if not names:
         return Drafting()
     limit_s = min(budgets.step_s, budgets.gap_s or math.inf)
@@ -51,7 +59,8 @@ def drafting_of(config: ServeConfig, names: tuple[str, ...], budgets: Budgets, m
         return Drafting()
     else:
         worth = Worth(_MANY_ROWS, limit_s)
-    return Drafting([DRAFTERS[name]() for name in names], worth, config.max_drafts)
+    drafters = [made for name in names if (made := DRAFTERS[name](guide)) is not None]
+    return Drafting(drafters, worth, config.max_drafts, guide, n_vocab)
 
 
 def said_of(drafting: Drafting) -> str:

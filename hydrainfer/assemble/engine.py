@@ -29,7 +29,7 @@ from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
 from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap, Runner, Timing
-from hydrainfer.grammar import Grammars
+from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import Model
 from hydrainfer.ops import block_copier, settle
@@ -122,7 +122,9 @@ def build_engine(
     settle(device)  # lanes and copies have their own streams, which do not wait for this one
     caches = CacheSet(*sizes, None if model is None else clear)
     budgets = budgets_of(config, overlap)
-    drafting = drafting_of(config, drafters if role.runs(Stage.DECODE) else (), budgets, model)
+    follower = None if around.grammars is None or model is None else Follower(around.grammars)
+    drafters = drafters if role.runs(Stage.DECODE) else ()
+    drafting = drafting_of(config, drafters, budgets, model, follower, described.text.vocab)
     scheduler = _scheduler(config, role, caches, budgets, CacheSet(host), drafting)
     engines: list[Engine] = []  # the engine, once it exists: lanes already run before, to capture graphs
     runners: Mapping[Lane, Runner]
@@ -133,7 +135,7 @@ def build_engine(
     else:
         busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.lanes.busy(lane) for e in engines)
         lanes |= lanes_for(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
-        runners = of_model = runners_for(config, model, lanes, stores, around.pixels, around.grammars)
+        runners = of_model = runners_for(config, model, lanes, stores, around.pixels, follower)
         computed = _operators(model)
         if drafting.drafters:
             computed["drafts"] = said_of(drafting)

@@ -12,7 +12,7 @@ from hydrainfer.cache import for_stage
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import Lane, PixelSource, Role, Stage
-from hydrainfer.grammar import Grammars
+from hydrainfer.grammar import Follower
 from hydrainfer.models import DTYPES, Model, attentions_of, load_model
 from hydrainfer.ops import alone, select_ops
 from hydrainfer.runtime import (
@@ -89,7 +89,7 @@ def runners_for(
     lanes: Mapping[Lane, LaneThread],
     stores: Mapping[str, BlockStore],
     pixels: PixelSource,
-    grammars: Grammars | None = None,
+    follower: Follower | None = None,
 ) -> dict[Lane, VisionRunner | LanguageRunner]:
     """The runner of each lane, with its CUDA graphs captured. `stores`: the caches by name."""
     runners: dict[Lane, VisionRunner | LanguageRunner] = {}
@@ -102,7 +102,7 @@ def runners_for(
         runners[Lane.VISION] = vision
     if model.language is not None:
         capture = capture_for(model) if config.cuda_graphs else None
-        language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], grammars, capture)
+        language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], follower, capture)
         language.capture()
         runners[Lane.LANGUAGE] = language
     return runners

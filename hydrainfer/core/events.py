@@ -127,12 +127,14 @@ class Cached(msgspec.Struct, frozen=True):
 
 class DraftCounts(msgspec.Struct):
     """What became of one drafter's drafts: the steps in which it had some, its `n_tokens` drafts, those that were
-    right, and how many of them at each place behind the sequence's last token."""
+    right, and how many of them at each place behind the sequence's last token. `n_failures`: errors that it has
+    raised."""
 
     n_drafts: int = 0
     n_tokens: int = 0
     n_accepted: int = 0
     by_position: list[int] = []
+    n_failures: int = 0
 
     def add(self, n_tokens: int, n_accepted: int) -> None:
         """Count the drafts of one sequence in one step."""

@@ -5,7 +5,7 @@ come next. Never samples, never touches a device.
 """
 
 from hydrainfer.grammar.compile import Grammars, load_grammars
-from hydrainfer.grammar.follow import Follower, Guided
+from hydrainfer.grammar.follow import Failure, Follower, Guided
 from hydrainfer.grammar.schema import JSON_STYLE, without_unknown_formats
 
-__all__ = ["JSON_STYLE", "Follower", "Grammars", "Guided", "load_grammars", "without_unknown_formats"]
+__all__ = ["JSON_STYLE", "Failure", "Follower", "Grammars", "Guided", "load_grammars", "without_unknown_formats"]

@@ -7,12 +7,14 @@ migration or the loss of an instance, it is computed again from the tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
-from hydrainfer.core import Grammar, HydraError, InternalError, InvalidRequest, Reasoning
+from hydrainfer.core import Grammar, HydraError, InternalError, InvalidRequest, LiveSequence, Reasoning
 from hydrainfer.grammar.bounds import KEPT_BYTES
 from hydrainfer.grammar.compile import CompiledGrammar, Grammars
 
@@ -20,61 +22,148 @@ _KEPT = 256
 
 
 class Guided(NamedTuple):
-    """A row of logits whose token must follow `grammar`, after the tokens `produced`. `reasoning`: how the answer's
-    reasoning, which the grammar does not cover, begins and ends. `id`: the request's id."""
+    """Rows of logits, from `row` on, whose tokens must follow `grammar`: one behind the tokens `produced`, and one
+    behind each of the `drafts`. `reasoning`: how the answer's reasoning, which the grammar does not cover, begins and
+    ends. `id`: the request's id."""
 
     row: int
     id: str
     grammar: Grammar
     produced: Sequence[int]
     reasoning: Reasoning | None = None
+    drafts: Sequence[int] = ()
+
+    @property
+    def n_rows(self) -> int:
+        return 1 + len(self.drafts)
+
+
+class Failure(NamedTuple):
+    """A request that cannot go on, if its first `n_drafts` drafts are right."""
+
+    n_drafts: int
+    error: HydraError
 
 
 class _MatcherState:
-    """A matcher of `grammar` that has read `n_read` tokens of the answer."""
+    """A matcher of `grammar` that has read `n_read` tokens of the answer, of which it was given `_n_given`."""
 
-    __slots__ = ("grammar", "matcher", "n_read")
+    __slots__ = ("_eos_ids", "_n_given", "grammar", "matcher", "n_read")
 
-    def __init__(self, grammar: CompiledGrammar) -> None:
+    def __init__(self, grammar: CompiledGrammar, eos_ids: Collection[int]) -> None:
         self.grammar = grammar
         self.matcher = grammar.matcher.deep_copy()
-        self.n_read = 0
+        self.n_read, self._n_given, self._eos_ids = 0, 0, eos_ids
+
+    def read(self, token: int) -> bool:
+        """Go on by a token. Returns False, and stays, if the grammar forbids it or has become too complex."""
+        if token not in self._eos_ids:  # with `ignore_eos`, the matcher stays at the end
+            if not self.matcher.try_consume_tokens([token]):
+                return False
+            self._n_given += 1
+        self.n_read += 1
+        return True
+
+    def back_to(self, before: tuple[int, int]) -> None:
+        """Go back to where `place` was `before`."""
+        self.matcher.rollback(self._n_given - before[1])
+        self.n_read, self._n_given = before
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.n_read, self._n_given
 
 
 class Follower:
-    """The positions of the requests seen last. For a request that comes back later, all tokens are read again. Used on
-    one thread."""
+    """The positions of the requests seen last. For a request that comes back later, all tokens are read again. Threads
+    take turns."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._places: dict[str, _MatcherState] = {}  # by request, the last used last
+        self._turn = Lock()
 
-    def blocked(self, rows: Sequence[Guided], n_columns: int) -> tuple[np.ndarray, dict[str, HydraError]]:
-        """The tokens that may not come next, bool [rows, n_columns], and the errors of requests that cannot go on, by
-        id."""
+    def blocked(self, guided: Sequence[Guided], n_columns: int) -> tuple[np.ndarray, dict[str, Failure]]:
+        """The tokens that may not come next, bool [rows, n_columns], and by id the requests that cannot go on. Rows
+        behind a draft that is forbidden may have any token."""
         n_bytes = (n_columns + 7) // 8
-        allowed = np.zeros((len(rows), n_bytes), dtype=np.uint8)
-        failed: dict[str, HydraError] = {}
-        n_before = len(self._places)
-        for i, guided in enumerate(rows):
-            begin = _answer_begins(guided)
+        allowed = np.zeros((sum(one.n_rows for one in guided), n_bytes), dtype=np.uint8)
+        failed: dict[str, Failure] = {}
+        row = 0
+        with self._turn:
+            n_before = len(self._places)
+            for one in guided:
+                failure = self._allow(one, allowed[row : row + one.n_rows])
+                if failure is not None:
+                    failed[one.id] = failure
+                row += one.n_rows
+            if len(self._places) > n_before:
+                self._make_room(len(guided))
+        return np.unpackbits(~allowed, axis=1, bitorder="little", count=n_columns).view(bool), failed
+
+    def forced(self, seq: LiveSequence) -> Sequence[int]:
+        """The tokens that the grammar of `seq` leaves no choice about, which come next."""
+        return self._of(seq, lambda place: place.matcher.compute_ff_tokens())
+
+    def allowed(self, seq: LiveSequence, guesses: Sequence[int]) -> Sequence[int]:
+        """The first of these guesses, up to one that the grammar of `seq` forbids or that ends it. Within a reasoning,
+        all."""
+        more = list(takewhile(lambda token: token not in self._grammars.eos_ids, guesses))
+        return self._of(seq, lambda place: more[: place.matcher.validate_tokens(more)], guesses)
+
+    def _of(
+        self, seq: LiveSequence, ask: Callable[[_MatcherState], Sequence[int]], thinking: Sequence[int] = ()
+    ) -> Sequence[int]:
+        """What `ask` says of a sequence's position; `thinking` while it reasons. An error, which `blocked` will report,
+        says nothing."""
+        sampling = seq.request.sampling
+        assert sampling.grammar is not None, "a sequence without a grammar"
+        guided = Guided(0, seq.id, sampling.grammar, seq.tokens[seq.n_prompt :], sampling.reasoning)
+        begin = _answer_begins(guided.reasoning, guided.produced)
+        if begin is None:
+            return thinking
+        with self._turn:
+            try:
+                place = self._advance(guided, begin)
+                found = ask(place)
+                if not place.matcher.is_error():
+                    return found
+                self._places.pop(seq.id)
+            except HydraError:
+                pass
+            return ()
+
+    def _allow(self, guided: Guided, allowed: np.ndarray) -> Failure | None:
+        """Set the bits of the tokens that may come, [n_rows, bytes]. Returns why the request cannot go on, if so."""
+        place, before = None, (0, 0)
+        for n, bits in enumerate(allowed):
+            produced = [*guided.produced, *guided.drafts[:n]] if n else guided.produced
+            begin = _answer_begins(guided.reasoning, produced)
             if begin is None:
-                allowed[i] = self._thinking(n_bytes)
+                bits[:] = self._thinking(len(bits))
                 continue
             try:
-                bits = self._advance(guided, begin).matcher.compute_bitmask()[:n_bytes]
-                allowed[i, : len(bits)] = np.frombuffer(bits, dtype=np.uint8)
-                if not bits.strip(b"\0"):
-                    raise _too_complex(self._places.pop(guided.id).matcher.get_error())
-                if guided.reasoning is not None and not guided.produced:
+                if place is None:
+                    place = self._advance(guided._replace(produced=produced), begin)
+                    before = place.place if n == 0 else (0, 0)
+                elif not place.read(guided.drafts[n - 1]):
+                    _check(place)
+                    allowed[n:] = 0xFF
+                    break
+                found = place.matcher.compute_bitmask()[: len(bits)]
+                bits[: len(found)] = np.frombuffer(found, dtype=np.uint8)
+                if not found.strip(b"\0"):
+                    raise _too_complex(place.matcher.get_error())
+                if guided.reasoning is not None and not produced:
                     opens = guided.reasoning.opens
-                    allowed[i, opens >> 3] |= 1 << (opens & 7)
+                    bits[opens >> 3] |= 1 << (opens & 7)
             except HydraError as e:
-                failed[guided.id] = e
-                allowed[i] = 0xFF
-        if len(self._places) > n_before:
-            self._make_room(len(rows))
-        return np.unpackbits(~allowed, axis=1, bitorder="little", count=n_columns).view(bool), failed
+                self._places.pop(guided.id, None)
+                allowed[n:] = 0xFF
+                return Failure(n, e)
+        if place is not None and guided.drafts:
+            place.back_to(before)
+        return None
 
     def _make_room(self, n_rows: int) -> None:
         """Forget the positions used longest ago if there are too many or their grammars take too much memory, but not
@@ -100,22 +189,25 @@ class Follower:
         place = self._places.pop(guided.id, None)
         n_answer = len(guided.produced) - begin
         if place is None or place.n_read > n_answer:
-            place = _MatcherState(self._grammars.compiled(guided.grammar))
+            place = _MatcherState(self._grammars.compiled(guided.grammar), self._grammars.eos_ids)
         for token in guided.produced[begin + place.n_read :]:
-            ended = token in self._grammars.eos_ids  # with `ignore_eos`, the matcher stays at the end
-            if not ended and not place.matcher.consume_token(token):
+            if not place.read(token):
                 raise _too_complex(place.matcher.get_error())
-        place.n_read = n_answer
         self._places[guided.id] = place
         return place
 
 
-def _answer_begins(guided: Guided) -> int | None:
+def _answer_begins(reasoning: Reasoning | None, produced: Sequence[int]) -> int | None:
     """The number of produced tokens that belong to the reasoning, or None if it has not ended."""
-    reasoning, produced = guided.reasoning, guided.produced
     if reasoning is None or not (reasoning.begun or (produced and produced[0] == reasoning.opens)):
         return 0
     return produced.index(reasoning.closes) + 1 if reasoning.closes in produced else None
+
+
+def _check(place: _MatcherState) -> None:
+    """Raises `HydraError` if the grammar has become too complex."""
+    if why := place.matcher.get_error():
+        raise _too_complex(why)
 
 
 def _too_complex(why: str) -> HydraError:

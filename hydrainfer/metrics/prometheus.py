@@ -268,7 +268,8 @@ class _DraftFamilies:
         self._accepted = family("num_accepted_tokens", "Drafts that were right.")
         by_position = "Drafts that were right, by their place behind the last token."
         self._by_position = family("num_accepted_tokens_per_pos", by_position, "position")
-        self.families = (self._steps, self._drafted, self._accepted, self._by_position)
+        self._failures = family("num_drafter_failures", "Errors of a drafter, without which the instance goes on.")
+        self.families = (self._steps, self._drafted, self._accepted, self._by_position, self._failures)
 
     def add(self, engine: str, stats: InstanceStats) -> None:
         for method, counts in stats.drafts.items():
@@ -276,6 +277,7 @@ class _DraftFamilies:
             self._steps.add_metric(of, counts.n_drafts)
             self._drafted.add_metric(of, counts.n_tokens)
             self._accepted.add_metric(of, counts.n_accepted)
+            self._failures.add_metric(of, counts.n_failures)
             for i, n in enumerate(counts.by_position):
                 self._by_position.add_metric([*of, str(i)], n)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydrainfer.cache import CacheSpec, for_stage
 from hydrainfer.core import HydraError, Lane, Stage, StepBatch, StepResult, TokenLogprobs, TokenWork
-from hydrainfer.grammar import Follower, Grammars
+from hydrainfer.grammar import Failure, Follower
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
 from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, to_device, upload
 from hydrainfer.runtime.graphs import Capture, DecodeGraphs, capture_on
@@ -30,7 +30,7 @@ class LanguageRunner:
     """Executes `TokenWork` batches; satisfies `engine.ports.Runner`.
 
     `stores`: those of all caches of the instance; each layer uses those whose specs name it. `lane` executes the
-    batches. `grammars`: None if no request has one. `capture`: if given, decode steps are replayed from graphs.
+    batches. `follower`: None if no request has a grammar. `capture`: if given, decode steps are replayed from graphs.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class LanguageRunner:
         model: Model,
         stores: Iterable[BlockStore],
         lane: LaneThread,
-        grammars: Grammars | None = None,
+        follower: Follower | None = None,
         capture: Capture | None = None,
     ) -> None:
-        self._follower = None if grammars is None else Follower(grammars)
+        self._follower = follower
         self._model = model
         stores = list(stores)
         embed = for_stage((store.spec for store in stores), Stage.ENCODE)
@@ -107,7 +107,7 @@ class LanguageRunner:
                 hidden = hidden[to_device(np.array(packed.sample_rows, dtype=np.int64), hidden.device)]
             if not packed.sample_rows:
                 return lambda: StepResult(batch, prompt_logprobs={item: told() for item, told in asked.items()})
-            failed: dict[str, HydraError] = {}
+            failed: dict[str, Failure] = {}
             if plan.greedy:
                 self._sampled, read_tokens = sampled(self._model.likeliest(hidden))
             else:
@@ -117,7 +117,9 @@ class LanguageRunner:
 
         def read() -> StepResult:
             told = {item: told() for item, told in asked.items()}
-            return StepResult(batch, *read_tokens(), prompt_logprobs=told, failed=failed)
+            tokens, logprobs = read_tokens()
+            errors = _reached(failed, plan, tokens) if failed else {}
+            return StepResult(batch, tokens, logprobs, prompt_logprobs=told, failed=errors)
 
         return read
 
@@ -133,8 +135,8 @@ class LanguageRunner:
             found.append(logprobs_of(logits, on, [asked.n_top] * len(ids)))
         return lambda: [one for read in found for one in read()]
 
-    def _guide(self, plan: SamplingPlan, n_columns: int) -> dict[str, HydraError]:
-        """Set the tokens that the grammars forbid. Returns, by request id, the errors of requests that cannot go on."""
+    def _guide(self, plan: SamplingPlan, n_columns: int) -> dict[str, Failure]:
+        """Set the tokens that the grammars forbid. Returns, by request id, what cannot go on."""
         if not plan.guided:
             return {}
         assert self._follower is not None, "a request with a grammar came to a runner without"
@@ -251,3 +253,15 @@ class LanguageRunner:
         for name, scanned in p.scanned.items():
             arrays |= {f"{name}.sources": scanned.sources, f"{name}.targets": scanned.targets}
         return arrays
+
+
+def _reached(failed: Mapping[str, Failure], plan: SamplingPlan, tokens: list[int]) -> dict[str, HydraError]:
+    """The errors of the requests that have come to where they cannot go on."""
+    reached = {}
+    for one in plan.guided:
+        failure = failed.get(one.id)
+        if failure is not None:
+            n = failure.n_drafts
+            if tokens[one.row : one.row + n] == list(one.drafts[:n]):
+                reached[one.id] = failure.error
+    return reached

@@ -67,7 +67,7 @@ def _alter(logits: Tensor, plan: SamplingPlan, before: Tensor | None) -> None:
         amounts = -(on["frequency"] * on["counts"] + on["presence"])
         logits.index_put_(tuple(on["produced"]), torch.where(on["counts"] > 0, amounts, 0.0), accumulate=True)
     if plan.blocked is not None:
-        _restrict(logits, [g.row for g in plan.guided], on["guided"], on["blocked"])
+        _restrict(logits, plan.guided_rows, on["guided"], on["blocked"])
 
 
 def _add_last(on: dict[str, Tensor], before: Tensor, n_rows: int) -> None:
@@ -117,7 +117,7 @@ def _alterations(plan: SamplingPlan, vocab: int) -> dict[str, np.ndarray]:
         for name in ("repetition", "frequency", "presence"):
             found[f"last_{name}"] = np.array([getattr(p, name) for p in last], dtype=np.float32)
     if plan.blocked is not None:
-        found |= {"guided": np.array([g.row for g in plan.guided], dtype=np.int64), "blocked": plan.blocked}
+        found |= {"guided": np.array(plan.guided_rows, dtype=np.int64), "blocked": plan.blocked}
     return found
 
 

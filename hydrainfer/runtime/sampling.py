@@ -53,12 +53,16 @@ class SamplingPlan:
     logprobs: list[tuple[int, int]] = field(default_factory=list)
     guided: list[Guided] = field(default_factory=list)
     blocked: np.ndarray | None = None
-    """The tokens that the grammars of `guided` forbid, bool [guided, vocab]; set while the forward pass runs."""
+    """The tokens that the grammars of `guided` forbid, bool [guided rows, vocab]; set while the forward pass runs."""
 
     @property
     def greedy(self) -> bool:
         """Whether only the likeliest token of each row is needed."""
         return not (self.draws or self.logprobs or self.alters_logits)
+
+    @property
+    def guided_rows(self) -> list[int]:
+        return [row for one in self.guided for row in range(one.row, one.row + one.n_rows)]
 
     @property
     def alters_logits(self) -> bool:
@@ -87,9 +91,9 @@ def plan_sampling(work: list[TokenWork], follows: Sequence[int] | None = None) -
         if not s.greedy:
             key = draw_key(request.seed, request.choice, position)
             plan.draws.append(Draw(row, s.temperature, max(s.top_k, 0), s.top_p, s.min_p, key))
-        if s.grammar is not None:
+        if s.grammar is not None and not n_before:
             produced = seq.tokens[request.n_prompt :]
-            plan.guided.append(Guided(row, seq.id, s.grammar, produced, s.reasoning))
+            plan.guided.append(Guided(row, seq.id, s.grammar, produced, s.reasoning, drafts=w.drafts))
         if s.logprobs is not None:
             plan.logprobs.append((row, s.logprobs))
     return plan

@@ -9,13 +9,17 @@ the answer has the same tokens as without drafts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
 from operator import eq
 from typing import NamedTuple
 
 from hydrainfer.core import DraftCounts, LiveSequence, StepBatch, TokenWork
-from hydrainfer.scheduler.drafting import Drafter
+from hydrainfer.scheduler.drafting import Drafter, Guide
 from hydrainfer.scheduler.worth import Luck, Worth
+
+logger = logging.getLogger("hydrainfer.scheduler.drafts")
 
 _DEVICE = "device"
 """The name of the drafter whose guesses come with results."""
@@ -23,11 +27,14 @@ _DEVICE = "device"
 
 class Drafting(NamedTuple):
     """Who drafts: the first of the `drafters` that has a guess speaks. `worth` decides how many drafts are verified;
-    None: all. `most`: drafts of a sequence in one step."""
+    None: all. `most`: drafts of a sequence in one step. `guide`: knows the grammars of sequences; without it those that
+    have one get no drafts. `n_vocab`: the ids that the model knows."""
 
     drafters: Sequence[Drafter] = ()
     worth: Worth | None = None
     most: int = 63
+    guide: Guide | None = None
+    n_vocab: int = 1 << 31
 
 
 class Drafts:
@@ -42,8 +49,8 @@ class Drafts:
         usable: bool,
     ) -> None:
         self._make_room, self._usable, self._most = make_room, usable, drafting.most
-        self._drafters = drafting.drafters if usable else ()
-        self._worth = drafting.worth
+        self._drafters = list(drafting.drafters if usable else ())
+        self._worth, self._guide, self._n_vocab = drafting.worth, drafting.guide, drafting.n_vocab
         self._guesses: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
         self._lucks: dict[tuple[str, str], Luck] = {}  # by sequence and drafter
         self._in_flight: dict[str, str] = {}  # by sequence: whose drafts are verified
@@ -61,11 +68,10 @@ class Drafts:
 
     def extend(self, ready: list[TokenWork], budget: int) -> tuple[list[TokenWork], int]:
         """These decodes, with the drafts of their sequences, and how many tokens they are then. Drafts take only room
-        that is free, and no part of the `budget` that another decode needs. Answers that must match a grammar get
-        none."""
-        seqs = [item.seq for item in ready]
+        that is free, and no part of the `budget` that another decode needs."""
+        seqs, left = [item.seq for item in ready], budget - len(ready)
         self._forget(seqs)
-        offers = [self._offer(seq) for seq in seqs]
+        offers = [self._offer(seq) for seq in seqs] if left > 0 else []
         self._guesses.clear()
         if not any(guesses for _, guesses in offers):
             return ready, len(ready)
@@ -73,7 +79,7 @@ class Drafts:
         if self._worth is not None:
             lucks = [self._luck(seq, name) for seq, (name, _) in zip(seqs, offers)]
             counts = self._worth.share(len(ready), lucks, counts)
-        left, work = budget - len(ready), list[TokenWork]()
+        work: list[TokenWork] = []
         for item, (name, guesses), count in zip(ready, offers, counts):
             drafts = self._with_room(item.seq, tuple(guesses[: min(count, left)]))
             if drafts:
@@ -98,16 +104,35 @@ class Drafts:
 
     def _offer(self, seq: LiveSequence) -> tuple[str, Sequence[int]]:
         """The drafter that speaks first, and its guesses."""
-        n = min(self._most, seq.n_most - len(seq.tokens) - 1)
-        if n <= 0 or seq.request.sampling.grammar is not None or not seq.request.sampling.drafts:
+        n, sampling = min(self._most, seq.n_most - len(seq.tokens) - 1), seq.request.sampling
+        if n <= 0 or not sampling.drafts or (sampling.grammar is not None and self._guide is None):
             return _DEVICE, ()
         n_before, guesses = self._guesses.get(seq.id, (0, ()))
         if guesses and n_before == len(seq.tokens):  # a step launched ahead may have overtaken them
-            return _DEVICE, guesses[:n]
-        for drafter in self._drafters:
-            if found := drafter.guess(seq, n):
+            return _DEVICE, self._possible(seq, guesses[:n])
+        for drafter in list(self._drafters):
+            try:
+                found = drafter.guess(seq, n)
+            except Exception:
+                self._fell(drafter)
+                continue
+            if found and (found := self._possible(seq, found)):
                 return drafter.name, found
         return _DEVICE, ()
+
+    def _possible(self, seq: LiveSequence, guesses: Sequence[int]) -> Sequence[int]:
+        """The first of the guesses, up to one that cannot come."""
+        if max(guesses) >= self._n_vocab or min(guesses) < 0:  # a picture's placeholders have such ids
+            guesses = list(takewhile(lambda token: 0 <= token < self._n_vocab, guesses))
+        if self._guide is None or seq.request.sampling.grammar is None or not guesses:
+            return guesses
+        return self._guide.allowed(seq, guesses)
+
+    def _fell(self, drafter: Drafter) -> None:
+        """Go on without a drafter that has raised an error."""
+        logger.exception("the drafter %s has failed; from now on this instance goes without it", drafter.name)
+        self._drafters.remove(drafter)
+        self.counts.setdefault(drafter.name, DraftCounts()).n_failures += 1
 
     def _with_room(self, seq: LiveSequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """As many of the drafts as there is room for."""
@@ -124,8 +149,11 @@ class Drafts:
             here = {seq.id for seq in seqs}
             self._lucks = {key: luck for key, luck in self._lucks.items() if key[0] in here}
             self._in_flight = {id_: name for id_, name in self._in_flight.items() if id_ in here}
-            for drafter in self._drafters:
-                drafter.keep(seqs)
+            for drafter in list(self._drafters):
+                try:
+                    drafter.keep(seqs)
+                except Exception:
+                    self._fell(drafter)
 
 
 def verified(seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from tests.equivalence.mixed import (
     parkings,
     settled_stats,
 )
+from tests.equivalence.oracle import drafted_by
 from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
@@ -43,7 +44,7 @@ def start(tiny, layout, few=False, **options):
     if few:
         sizes = {"kv_cache_gib": FEW_BLOCKS * KV_BLOCK / 2**30, "image_cache_gib": FEW_PICTURES * PICTURE / 2**30}
         options = {"headroom_tokens": 0, **sizes, **options}
-    return LLM(tiny, layout=layout, launcher="inproc", **CHUNKED, **options)
+    return LLM(tiny, layout=layout, launcher="inproc", **CHUNKED | options)
 
 
 def check_whole(llm, seconds=10.0):
@@ -171,6 +172,19 @@ def predictions_of(answers):
     texts = [choices[0][2] for choices in answers]
     edited = [text[:9] + "!" + text[12:] for text in texts]
     return [(texts[i], edited[i], texts[i - 1], "a" * 30)[(i + i // 4) % 4] for i in range(len(texts))]
+
+
+@pytest.mark.parametrize("right", [1.0, 0.5, 0.0])
+def test_drafts_that_are_right_or_wrong_change_no_token(tiny, without_drafts, right, monkeypatch):
+    chats, sampling = [chat for chat in CHATS for _ in LONG], LONG * len(CHATS)
+    with start(tiny, "1EPD", drafts="off") as llm:
+        outputs = llm.chat(chats, sampling, use_tqdm=False)
+    with drafted_by(monkeypatch, outputs, sampling, right):
+        for layout, options in (("1EPD", {"few": True}), ("1EP1D", {"max_drafts": 15})):
+            with start(tiny, layout, drafts="oracle", token_budget=99, **options) as llm:
+                assert ask_long(llm) == without_drafts
+                check_whole(llm)
+                assert settled_stats(llm).drafts["oracle"].n_accepted >= 100 * right
 
 
 @pytest.mark.parametrize(

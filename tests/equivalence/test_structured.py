@@ -14,6 +14,7 @@ from hydrainfer import LLM, SamplingParams
 from hydrainfer.core import Grammar, Reasoning
 from hydrainfer.processor import parse_messages
 from tests.equivalence.mixed import CHUNKED, image, settled_stats, user
+from tests.equivalence.oracle import drafted_by
 from tests.equivalence.test_layouts import check_whole, start
 from tests.grammar.schemas import random_schema
 from tests.parts import parts
@@ -35,17 +36,29 @@ PARAMS = [
 CODE = SamplingParams(max_tokens=60, temperature=1.0, seed=4, grammar=Grammar("regex", "([a-f]{3}-){8}[0-9]"))
 
 
-def ask(llm):
-    outputs = llm.chat([CHATS[i % len(CHATS)] for i in range(len(PARAMS))], PARAMS, use_tqdm=False)
+def outputs_of(llm):
+    return llm.chat([CHATS[i % len(CHATS)] for i in range(len(PARAMS))], PARAMS, use_tqdm=False)
+
+
+def told(outputs):
     return [[(c.text, c.token_ids, c.finish_reason) for c in out.outputs] for out in outputs]
 
 
+def ask(llm):
+    return told(outputs_of(llm))
+
+
 @pytest.fixture(scope="module")
-def said(tiny):
-    with LLM(tiny, layout="1EPD", **CHUNKED | {"token_budget": 2048}) as llm:
-        answers = ask(llm)
+def outputs(tiny):
+    with LLM(tiny, layout="1EPD", **CHUNKED | {"token_budget": 2048, "drafts": "off"}) as llm:
+        answers = outputs_of(llm)
         check_whole(llm)
     return answers
+
+
+@pytest.fixture(scope="module")
+def said(outputs):
+    return told(outputs)
 
 
 def test_every_finished_answer_is_valid(said):
@@ -68,6 +81,31 @@ def test_few_blocks_and_moves_change_nothing(tiny, said, layout):
             assert parts(llm).engine.stats().n_preemptions > 0
         else:
             assert settled_stats(llm).n_landed > 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "drafts", "right", "few"),
+    [
+        ("1EPD", "grammar,oracle", 1.0, False),
+        ("1EPD", "oracle,grammar", 0.5, True),
+        ("1EPD", "oracle", 0.0, False),
+        ("1E1P1D", "oracle,grammar,ngram", 0.9, True),
+    ],
+)
+def test_drafts_change_no_token(tiny, outputs, layout, drafts, right, few, monkeypatch):
+    """What a grammar forces is always right, what it forbids is not verified, and rejected drafts leave no trace."""
+    with (
+        drafted_by(monkeypatch, outputs, PARAMS, right),
+        start(tiny, layout, few, drafts=drafts, token_budget=99) as llm,
+    ):
+        assert ask(llm) == told(outputs)
+        check_whole(llm)
+        if layout == "1EPD":
+            counts = settled_stats(llm).drafts
+            if drafts == "grammar,oracle":
+                assert counts["grammar"].n_accepted == counts["grammar"].n_tokens > 20
+                assert counts["oracle"].n_accepted == counts["oracle"].n_tokens > 20
+            assert (counts["oracle"].n_accepted > 20) == (right > 0)
 
 
 def test_a_lost_instance_changes_nothing(tiny):

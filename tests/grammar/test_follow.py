@@ -6,12 +6,14 @@ import random
 import jsonschema
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from hydrainfer.core import Grammar, HydraError, InvalidRequest, Reasoning, SamplingParams
+from hydrainfer.core import Grammar, HydraError, InvalidRequest, LiveSequence, Reasoning, SamplingParams
 from hydrainfer.grammar import Follower, Guided, load_grammars
 from tests.checkpoints import make_tokenizer
 from tests.grammar.conftest import EOS, N_VOCAB
 from tests.grammar.schemas import random_schema
+from tests.scheduler.fakes import make_request
 
 pytestmark = pytest.mark.cpu
 ABC = Grammar("regex", "(abc)+")
@@ -80,8 +82,40 @@ def test_places_are_forgotten_and_found_again(grammars):
 def test_tokens_that_leave_the_grammar_fail_their_request_only(grammars, tokenizer):
     wrong = [tokenizer.token_to_id("c")]
     blocked, failed = Follower(grammars).blocked([Guided(0, "bad", ABC, wrong), Guided(1, "good", ABC, [])], N_VOCAB)
-    assert set(failed) == {"bad"} and isinstance(failed["bad"], HydraError) and not blocked[0].any()
+    assert set(failed) == {"bad"} and isinstance(failed["bad"].error, HydraError) and not blocked[0].any()
     assert blocked[1].any()
+
+
+def drafted(answer, n, rng):
+    return [token if rng.random() < 0.8 else rng.randrange(N_VOCAB) for token in answer[n : n + rng.randrange(9)]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drafts_have_the_masks_of_single_steps_and_leave_no_trace(grammars, seed):
+    """The rows behind drafts that may come; what is forced is the only token that may come."""
+    rng = random.Random(seed)
+    grammar = Grammar("json", json.dumps(random_schema(rng)))
+    answer, follower, single = walk(Follower(grammars), grammar, seed), Follower(grammars), Follower(grammars)
+    masks = {(): allowed(single, grammar, [])}
+    request = replace(make_request("r", n_text=3), sampling=SamplingParams(grammar=grammar))
+    n = 0
+    while n < len(answer):
+        drafts = drafted(answer, n, rng)
+        seq = LiveSequence(request, (0.0, 0), 0.0, tuple(answer[:n]))
+        forced = list(follower.forced(seq))
+        assert forced == answer[n : n + len(forced)]
+        blocked, failed = follower.blocked([Guided(0, "r", grammar, answer[:n], drafts=drafts)], N_VOCAB)
+        can = [set(np.flatnonzero(~row).tolist()) for row in blocked]
+        n_may = next((i for i, token in enumerate(drafts) if token not in can[i]), len(drafts))
+        open_ended = drafts[: drafts.index(EOS)] if EOS in drafts else drafts
+        assert not failed and list(follower.allowed(seq, drafts)) == open_ended[:n_may]
+        for i in range(n_may + 1):
+            after = (*answer[:n], *drafts[:i])
+            if after not in masks:
+                masks[after] = allowed(Follower(grammars), grammar, after)
+            assert can[i] == masks[after]
+            assert i >= len(forced) or can[i] == {forced[i]} or list(drafts[:i]) != forced[:i]
+        n += 1 + rng.randrange(3)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -101,6 +135,11 @@ def test_a_grammar_begins_behind_the_reasoning(grammars, begun):
     assert can(*thought) == thinking and can(*thought, closes) == at_start
     first = min(at_start)
     assert can(*thought, closes, first) == allowed(Follower(grammars), ABC, [first])
+    drafts = [other, closes, first]
+    blocked, failed = follower.blocked([Guided(0, "r", ABC, thought, reasoning, drafts)], N_VOCAB)
+    rows = [set(np.flatnonzero(~row).tolist()) for row in blocked]
+    assert not failed and rows == [thinking, thinking, at_start, allowed(Follower(grammars), ABC, [first])]
+    assert can(*thought) == thinking and can(*thought, closes) == at_start
     if not begun:
         assert can(first) == allowed(Follower(grammars), ABC, [first])
 

@@ -8,6 +8,7 @@ import pytest
 from hydrainfer.core import Lane, LiveSequence, Role, StepBatch, TokenWork
 from hydrainfer.scheduler import Budgets, Drafting, Scheduler, Worth
 from hydrainfer.scheduler.drafting import TextDrafter
+from hydrainfer.scheduler.drafts import Drafts
 from hydrainfer.scheduler.worth import Luck
 from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
 
@@ -101,6 +102,16 @@ def test_no_step_gets_more_rows_than_the_kernel_or_the_limit_of_time_allows():
     assert sum(few.share(3, lucks, [7, 7, 7])) == 5
     assert none.share(3, lucks, [7, 7, 7]) == [0, 0, 0]
     assert 0 < sum(slow.share(3, lucks, [7, 7, 7])) <= 8
+
+
+def test_drafts_take_no_token_of_the_budget_that_another_decode_needs():
+    for budget, n_drafts in ((1, 0), (2, 0), (4, 2), (9, 6)):
+        drafts = Drafts(lambda seq, n: None, Drafting([TextDrafter()], None, 3), usable=True)
+        work = [TokenWork(text([5, 6] * 4), 9, 1, True) for _ in range(2)]
+        for item in work:
+            item.seq.hold.capacity = 20
+        got, n = drafts.extend(work, budget)
+        assert (sum(len(item.drafts) for item in got), n) == (n_drafts, 2 + n_drafts)
 
 
 class Known:

@@ -1,9 +1,15 @@
 """Drafters: who guesses the next tokens of a sequence. Each is one file and one entry of `DRAFTERS`."""
 
-from hydrainfer.scheduler.drafting.drafter import Drafter
+from collections.abc import Callable
+
+from hydrainfer.scheduler.drafting.drafter import Drafter, Guide
+from hydrainfer.scheduler.drafting.forced import GrammarDrafter
 from hydrainfer.scheduler.drafting.text import TextDrafter
 
-DRAFTERS: dict[str, type[Drafter]] = {TextDrafter.name: TextDrafter}
-"""By the name that `--drafts` takes; in this order they are asked."""
+DRAFTERS: dict[str, Callable[[Guide | None], Drafter | None]] = {
+    GrammarDrafter.name: lambda guide: GrammarDrafter(guide) if guide is not None else None,
+    TextDrafter.name: lambda _: TextDrafter(),
+}
+"""By the name that `--drafts` takes; in this order `auto` asks them."""
 
-__all__ = ["DRAFTERS", "Drafter", "TextDrafter"]
+__all__ = ["DRAFTERS", "Drafter", "GrammarDrafter", "Guide", "TextDrafter"]

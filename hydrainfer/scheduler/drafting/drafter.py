@@ -22,3 +22,15 @@ class Drafter(Protocol):
     def keep(self, seqs: Collection[LiveSequence]) -> None:
         """Forget what is known of all sequences but these."""
         ...
+
+
+class Guide(Protocol):
+    """What the grammar of a sequence, which has one, says of its next tokens."""
+
+    def forced(self, seq: LiveSequence) -> Sequence[int]:
+        """The tokens that come next whatever the model says; none if there is a choice."""
+        ...
+
+    def allowed(self, seq: LiveSequence, guesses: Sequence[int]) -> Sequence[int]:
+        """The first of these guesses, up to one that may not come or that ends the answer."""
+        ...

@@ -1,0 +1,45 @@
+"""A drafter that knows the answers, and is wrong as often as a test likes."""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+
+from hydrainfer.scheduler import DRAFTERS, Worth
+
+
+def key(prompt_ids, sampling, choice):
+    return tuple(prompt_ids), sampling.grammar, sampling.seed, sampling.min_tokens, choice
+
+
+class Oracle:
+    """`answers`: by `key`. `right`: how often a guess is right."""
+
+    name = "oracle"
+
+    def __init__(self, answers, right):
+        self.answers, self.right, self.rng = answers, right, random.Random(1)
+
+    def guess(self, seq, n):
+        request = seq.request
+        answer = self.answers.get(key(request.prompt_ids, request.sampling, request.choice), ())
+        guesses = answer[seq.n_produced : seq.n_produced + n]
+        return [token if self.rng.random() < self.right else self.rng.randrange(300) for token in guesses]
+
+    def keep(self, seqs):
+        pass
+
+
+@contextmanager
+def drafted_by(monkeypatch, outputs, params, right):
+    """Within, `--drafts oracle` knows these outputs of requests with these parameters, in this process; all that it
+    guesses is verified."""
+    answers = {
+        key(out.prompt_token_ids, sampling, i): one.token_ids
+        for out, sampling in zip(outputs, params, strict=True)
+        for i, one in enumerate(out.outputs)
+    }
+    with monkeypatch.context() as patch:
+        patch.setitem(DRAFTERS, Oracle.name, lambda _: Oracle(answers, right))
+        patch.setattr(Worth, "share", lambda worth, n_decodes, lucks, offers: list(offers))
+        yield
