@@ -280,8 +280,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         _help(
             "Scheduler",
-            "Who guesses tokens that the next step verifies, which changes no token: grammar (what it forces) and "
-            "ngram (the text itself), with a comma; off; or auto (all on a CPU, where it pays).",
+            "Who guesses tokens that the next step verifies, which changes no token: grammar (what it forces), "
+            "prediction (the request's) and ngram (the text itself), with commas; off; or auto (all on a CPU).",
             min_length=1,
         ),
     ] = "auto"

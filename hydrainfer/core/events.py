@@ -65,6 +65,8 @@ class EventKind(enum.StrEnum):
     STARTED = "started"
     ENDED = "ended"
     TOKEN = "token"
+    DRAFTED = "drafted"
+    ACCEPTED = "accepted"
     MIGRATING = "migrating"
     PREEMPTED = "preempted"
     RECOVERED = "recovered"
@@ -73,7 +75,7 @@ class EventKind(enum.StrEnum):
 
 class LifecycleEvent(NamedTuple):
     """One event in a request's life. `at_s`: by the engine's clock; `detail`: a finish reason; `n`: the prompt tokens
-    of an arrival."""
+    of an arrival, the drafts that a step has verified, or those of them that were right."""
 
     request_id: str
     kind: EventKind

@@ -19,16 +19,17 @@ _REACH = 4096  # tokens before and behind the place where it was lost, among whi
 
 class Prediction:
     """A place in a predicted answer of these token `ids`, which `follow` moves. `n_right`: the tokens of the answer
-    that it has predicted. A token of the answer takes a few microseconds, whatever the lengths."""
+    that it has predicted; `run`: those of them since it was last wrong. A token of the answer takes a few microseconds,
+    whatever the lengths."""
 
-    __slots__ = ("_at", "_ids", "_last", "_lost", "_text", "n_right")
+    __slots__ = ("_at", "_ids", "_last", "_lost", "_text", "n_right", "run")
 
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = ids
         self._text = array("I", ids).tobytes().decode(_UTF32, "surrogatepass")  # a character per token; `str` searches
         self._at, self._lost = 0, False
         self._last = ""  # the latest tokens of the answer
-        self.n_right = 0
+        self.n_right = self.run = 0
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -44,9 +45,10 @@ class Prediction:
             at = self._at
             if self._ids[at : at + 1] == (token,):
                 self.n_right += not self._lost
+                self.run += not self._lost
                 self._at, self._lost = at + 1, False
             elif not self._lost:
-                self._lost = True
+                self._lost, self.run = True, 0
             elif self._ids[at + 1 : at + 2] == (token,):
                 self._at, self._lost = at + 2, False
             else:

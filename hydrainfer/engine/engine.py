@@ -257,6 +257,9 @@ class Engine:
             seq, tokens = o.seq, o.tokens
             for _ in tokens if heard else ():
                 self._event(seq.request.id, EventKind.TOKEN, now)
+            if o.n_drafted:
+                self._event(seq.request.id, EventKind.DRAFTED, now, n=o.n_drafted)
+                self._event(seq.request.id, EventKind.ACCEPTED, now, n=len(tokens) - 1)
             start, n_cached = len(seq.tokens) - seq.n_prompt - len(tokens), max(seq.n_cached, 0)
             if o.ended is not None:
                 self._event(seq.id, EventKind.ENDED, now, o.ended)
@@ -328,9 +331,11 @@ class Engine:
             wake_at = min(wake_at, now + LOOK_S)
         return wake_at if wake_at < _NEVER else None
 
-    def _event(self, request_id: str, kind: EventKind, at_s: float, stage: Stage | str = "", detail: str = "") -> None:
+    def _event(
+        self, request_id: str, kind: EventKind, at_s: float, stage: Stage | str = "", detail: str = "", n: int = 0
+    ) -> None:
         if self._record is not None:
-            self._record(LifecycleEvent(request_id, kind, at_s, stage, detail))
+            self._record(LifecycleEvent(request_id, kind, at_s, stage, detail, n))
 
     # ---- facts
 

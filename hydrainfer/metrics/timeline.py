@@ -34,6 +34,7 @@ _MIGRATION = {Stage.ENCODE: "encode_queue", Stage.PREFILL: "ep_migration", Stage
 @dataclass(slots=True)
 class Timeline:
     """The times and counts of one request. Times in seconds of the engine's clock; `token_s`: one entry per token.
+    `n_drafted`, `n_accepted`: the drafts that its steps have verified, and those that were right.
     `arrived_s`: None until ARRIVED has come. `intervals_s` and `spans` are empty until the request has finished; then
     they have the total time of each of `INTERVALS` that happened, and each occurrence with its begin and end."""
 
@@ -44,13 +45,15 @@ class Timeline:
     n_preemptions: int = 0
     n_migrations: int = 0
     n_recoveries: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     intervals_s: dict[str, float] = field(default_factory=dict)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     _cuts: list[tuple[float, str, Stage]] = field(default_factory=list)  # begin, interval, stage; as received
 
     def hear(self, event: LifecycleEvent) -> None:
         """Add an event, any but ARRIVED and FINISHED."""
-        _, kind, at_s, stage, _, _ = event
+        _, kind, at_s, stage, _, n = event
         if kind is EventKind.TOKEN:
             self.token_s.append(at_s)
         elif kind is EventKind.QUEUED:
@@ -64,6 +67,10 @@ class Timeline:
             self.n_preemptions += 1
         elif kind is EventKind.RECOVERED:
             self.n_recoveries += 1
+        elif kind is EventKind.DRAFTED:
+            self.n_drafted += n
+        elif kind is EventKind.ACCEPTED:
+            self.n_accepted += n
 
     def finish(self, at_s: float, reason: str) -> None:
         """Sort the events and compute the intervals. The clocks of two machines may differ a little, so times before
@@ -90,6 +97,11 @@ class Timeline:
     def _spend(self, interval: str, since_s: float, until_s: float) -> None:
         self.intervals_s[interval] = self.intervals_s.get(interval, 0.0) + until_s - since_s
         self.spans.append((interval, since_s, until_s))
+
+    @property
+    def n_steps(self) -> int:
+        """The steps that made its tokens."""
+        return len(self.token_s) - self.n_accepted
 
     @property
     def ttft_s(self) -> float | None:

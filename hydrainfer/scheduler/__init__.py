@@ -4,7 +4,7 @@ Called by the engine and, unchanged, by the simulator. Never touches tensors, so
 """
 
 from hydrainfer.scheduler.backlog import backlog
-from hydrainfer.scheduler.drafting import DRAFTERS, Guide
+from hydrainfer.scheduler.drafting import DRAFTERS, Guess, Guide
 from hydrainfer.scheduler.drafts import Drafting
 from hydrainfer.scheduler.order import rank_s
 from hydrainfer.scheduler.outcome import Outcome, Turn
@@ -21,6 +21,7 @@ __all__ = [
     "STEP_S",
     "Budgets",
     "Drafting",
+    "Guess",
     "Guide",
     "Outcome",
     "Policy",

@@ -16,13 +16,15 @@ from operator import eq
 from typing import NamedTuple
 
 from hydrainfer.core import DraftCounts, LiveSequence, StepBatch, TokenWork
-from hydrainfer.scheduler.drafting import Drafter, Guide
+from hydrainfer.scheduler.drafting import Drafter, Guess, Guide
 from hydrainfer.scheduler.worth import Luck, Worth
 
 logger = logging.getLogger("hydrainfer.scheduler.drafts")
 
 _DEVICE = "device"
 """The name of the drafter whose guesses come with results."""
+_USUAL = 0.02
+"""What a new draft weighs at least in the luck of all sequences."""
 
 
 class Drafting(NamedTuple):
@@ -52,8 +54,9 @@ class Drafts:
         self._drafters = list(drafting.drafters if usable else ())
         self._worth, self._guide, self._n_vocab = drafting.worth, drafting.guide, drafting.n_vocab
         self._guesses: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
-        self._lucks: dict[tuple[str, str], Luck] = {}  # by sequence and drafter
-        self._in_flight: dict[str, str] = {}  # by sequence: whose drafts are verified
+        self._usual: dict[tuple[str, int], Luck] = {}  # by drafter and kind: of all sequences
+        self._lucks: dict[tuple[str, str, int], Luck] = {}  # by sequence, drafter and kind
+        self._in_flight: dict[str, tuple[str, int]] = {}  # by sequence: the drafter and kind of what is verified
         self.counts: dict[str, DraftCounts] = {}
 
     def keep(self, seq: LiveSequence, guesses: tuple[int, ...]) -> None:
@@ -73,18 +76,18 @@ class Drafts:
         self._forget(seqs)
         offers = [self._offer(seq) for seq in seqs] if left > 0 else []
         self._guesses.clear()
-        if not any(guesses for _, guesses in offers):
+        if not any(guess.tokens for _, guess in offers):
             return ready, len(ready)
-        counts = [len(guesses) for _, guesses in offers]
+        counts = [len(guess.tokens) for _, guess in offers]
         if self._worth is not None:
-            lucks = [self._luck(seq, name) for seq, (name, _) in zip(seqs, offers)]
+            lucks = [self._luck(seq, name, guess.kind) for seq, (name, guess) in zip(seqs, offers)]
             counts = self._worth.share(len(ready), lucks, counts)
         work: list[TokenWork] = []
-        for item, (name, guesses), count in zip(ready, offers, counts):
-            drafts = self._with_room(item.seq, tuple(guesses[: min(count, left)]))
+        for item, (name, guess), count in zip(ready, offers, counts):
+            drafts = self._with_room(item.seq, tuple(guess.tokens[: min(count, left)]))
             if drafts:
                 left -= len(drafts)
-                self._in_flight[item.seq.id] = name
+                self._in_flight[item.seq.id] = name, guess.kind
                 item = TokenWork(item.seq, item.start, 1 + len(drafts), True, drafts)
             work.append(item)
         return work, budget - left
@@ -97,28 +100,30 @@ class Drafts:
     def verified(self, seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:
         """`verified`, from which it learns."""
         tokens = verified(seq, drafts, sampled)
-        name, n_right = self._in_flight.pop(seq.id, _DEVICE), sum(map(eq, tokens, drafts))
-        self._luck(seq, name).learn(len(drafts), n_right)
+        name, kind = self._in_flight.pop(seq.id, (_DEVICE, 0))
+        n_right = sum(map(eq, tokens, drafts))
+        self._luck(seq, name, kind).learn(len(drafts), n_right)
+        self._usual[name, kind].learn(len(drafts), n_right)
         self.counts.setdefault(name, DraftCounts()).add(len(drafts), n_right)
         return tokens
 
-    def _offer(self, seq: LiveSequence) -> tuple[str, Sequence[int]]:
-        """The drafter that speaks first, and its guesses."""
+    def _offer(self, seq: LiveSequence) -> tuple[str, Guess]:
+        """The drafter that speaks first, and its guess."""
         n, sampling = min(self._most, seq.n_most - len(seq.tokens) - 1), seq.request.sampling
         if n <= 0 or not sampling.drafts or (sampling.grammar is not None and self._guide is None):
-            return _DEVICE, ()
+            return _DEVICE, Guess()
         n_before, guesses = self._guesses.get(seq.id, (0, ()))
         if guesses and n_before == len(seq.tokens):  # a step launched ahead may have overtaken them
-            return _DEVICE, self._possible(seq, guesses[:n])
+            return _DEVICE, Guess(self._possible(seq, guesses[:n]))
         for drafter in list(self._drafters):
             try:
-                found = drafter.guess(seq, n)
+                tokens, kind = drafter.guess(seq, n)
             except Exception:
                 self._fell(drafter)
                 continue
-            if found and (found := self._possible(seq, found)):
-                return drafter.name, found
-        return _DEVICE, ()
+            if tokens and (tokens := self._possible(seq, tokens)):
+                return drafter.name, Guess(tokens, kind)
+        return _DEVICE, Guess()
 
     def _possible(self, seq: LiveSequence, guesses: Sequence[int]) -> Sequence[int]:
         """The first of the guesses, up to one that cannot come."""
@@ -140,15 +145,20 @@ class Drafts:
             self._make_room(seq, len(drafts))
         return drafts[: max(seq.hold.capacity - len(seq.tokens), 0)]
 
-    def _luck(self, seq: LiveSequence, name: str) -> Luck:
-        return self._lucks.setdefault((seq.id, name), Luck())
+    def _luck(self, seq: LiveSequence, name: str, kind: int) -> Luck:
+        """That of a sequence with this drafter's guesses of this kind, at first the usual one."""
+        luck = self._lucks.get((seq.id, name, kind))
+        if luck is None:
+            usual = self._usual.setdefault((name, kind), Luck(least=_USUAL))
+            luck = self._lucks[seq.id, name, kind] = usual.like()
+        return luck
 
     def _forget(self, seqs: Collection[LiveSequence]) -> None:
         """Forget sequences that are gone, once they are as many as those that are there."""
         if len(self._lucks) > 4 * len(seqs) + 64:
             here = {seq.id for seq in seqs}
             self._lucks = {key: luck for key, luck in self._lucks.items() if key[0] in here}
-            self._in_flight = {id_: name for id_, name in self._in_flight.items() if id_ in here}
+            self._in_flight = {id_: of for id_, of in self._in_flight.items() if id_ in here}
             for drafter in list(self._drafters):
                 try:
                     drafter.keep(seqs)

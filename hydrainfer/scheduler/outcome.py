@@ -22,8 +22,8 @@ class Turn(NamedTuple):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The effect of a step on one sequence: new tokens (several if drafts were right), the end of a stage, or the end
-    of the sequence (`finish` or `error`)."""
+    """The effect of a step on one sequence: new tokens (several if some of its `n_drafted` drafts were right), the end
+    of a stage, or the end of the sequence (`finish` or `error`)."""
 
     seq: LiveSequence
     tokens: tuple[int, ...] = ()
@@ -31,3 +31,4 @@ class Outcome(msgspec.Struct, frozen=True):
     ended: Stage | None = None
     finish: str | None = None
     error: HydraError | None = None
+    n_drafted: int = 0

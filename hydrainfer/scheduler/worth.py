@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from hydrainfer.core import Lane, StepBatch
 
-_TO_PAY = 1.02  # times the tokens per second of fewer rows
-_LEVEL, _FACTOR, _FORGET = 0.2, 0.4, 0.9995  # weights of a new step in the means, and of a factor at each other step
+_TO_PAY = 1.05  # times the tokens per second of fewer rows
+_LEVEL = 0.2  # weight of a new step in the level
+_SAMPLES, _ENOUGH, _OLD = 7, 3, 1024  # of a factor: the most, those whose median counts; steps after which it is old
 _OUTLIER = 4.0  # a step that takes this many times as long as expected counts as no more
 _FIRST, _PRIOR, _LEAST = 0.7, 2.0, 0.1  # a sequence's luck before any draft, what that weighs, a new draft's weight
 _PLAIN, _PLAIN_MOST = 8, 64  # steps with drafts before one without: at first, and at most
@@ -27,15 +28,16 @@ Shape = Callable[[int], float]
 
 class StepSeconds:
     """Seconds of decode steps by rows: a level, which follows the latest steps (their contexts grow), times a factor by
-    rows, which is learnt when their number changes from one step to the next. Between numbers that were seen, factors
-    are interpolated; what was learnt long ago counts less and less."""
+    rows, which is learnt when their number changes from one step to the next: the median of the latest few, so that a
+    step that was disturbed counts for little. A number of rows that was seen a few times, long ago or never gets the
+    benefit of the doubt, the least factor that speaks for it: it is tried sooner than avoided for ever."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._seen: list[int] = []  # numbers of rows, in order
         self._factors: dict[int, float] = {}  # by those, logarithms, beside the shape
-        self._n_learnt: Counter[int] = Counter()
-        self._level_s, self._rows = 0.0, 0
+        self._samples: dict[int, deque[tuple[int, float]]] = {}  # by those: the steps, and logarithms of factors
+        self._level_s, self._rows, self._n_steps = 0.0, 0, 0
 
     @property
     def known(self) -> bool:
@@ -53,42 +55,54 @@ class StepSeconds:
             return factors[seen[-1]] if seen else 0.0
         if i == 0 or seen[i] == rows:
             return factors[seen[i]]
-        low, high = seen[i - 1], seen[i]
-        return factors[low] + (rows - low) / (high - low) * (factors[high] - factors[low])
+        return min(factors[seen[i - 1]], factors[seen[i]])
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record a step of nothing but `rows` rows that took this long."""
+        self._n_steps += 1
         if not self._level_s:
             self._level_s = seconds / self._shape(rows)
-            self._learn(rows, 0.0)
-            return
         surprise = math.log(max(min(seconds / self.of(rows), _OUTLIER), 1 / _OUTLIER))
-        for other in self._seen:
-            self._factors[other] *= _FORGET
         if rows == self._rows:
             self._level_s *= math.exp(_LEVEL * surprise)
-        else:
-            self._learn(rows, surprise)
-
-    def _learn(self, rows: int, surprise: float) -> None:
-        """Note the surprise of a step after one of another number of rows."""
-        factor = self._factor(rows)
-        if rows not in self._factors:
+            return
+        samples = self._samples.get(rows)
+        if samples is None:
+            samples = self._samples[rows] = deque(maxlen=_SAMPLES)
             insort(self._seen, rows)
-        self._n_learnt[rows] += 1
-        self._factors[rows] = factor + max(1.0 / (1 + self._n_learnt[rows]), _FACTOR) * surprise
+        samples.append((self._n_steps, math.log(seconds / (self._level_s * self._shape(rows)))))
         self._level_s *= math.exp(_LEVEL / 4 * surprise)
         self._rows = rows
+        self._settle(rows)
+        if self._n_steps % _SAMPLES == 0:  # another one, so that what is old is forgotten
+            self._settle(self._seen[self._n_steps // _SAMPLES % len(self._seen)])
+
+    def _settle(self, rows: int) -> None:
+        """Set the factor of this number of rows from its samples."""
+        samples = self._samples[rows]
+        while samples and samples[0][0] < self._n_steps - _OLD:
+            samples.popleft()
+        if samples:
+            values = sorted(value for _, value in samples)
+            self._factors[rows] = values[len(values) // 2] if len(values) >= _ENOUGH else values[0]
+        elif len(self._seen) > 1:
+            self._seen.remove(rows)
+            del self._samples[rows], self._factors[rows]
 
 
 class Luck:
-    """How often a sequence's drafts are right: the first, and one behind others that were right."""
+    """How often drafts are right: the first, and one behind others that were right. `first`: what is thought before any
+    was verified; `least`: the least that a new draft weighs."""
 
-    __slots__ = ("_n", "_share", "n_skipped")
+    __slots__ = ("_least", "_n", "_share", "n_skipped")
 
-    def __init__(self) -> None:
-        self._share, self._n = [_FIRST, _FIRST], [0, 0]
+    def __init__(self, first: Sequence[float] = (_FIRST, _FIRST), least: float = _LEAST) -> None:
+        self._share, self._n, self._least = list(first), [0, 0], least
         self.n_skipped = 0  # steps since it had a draft
+
+    def like(self) -> Luck:
+        """The luck of somebody of whom nothing else is known."""
+        return Luck(self._share)
 
     def chances(self, n: int) -> Iterator[float]:
         """The chances that at least 1, 2, … `n` drafts are right."""
@@ -101,7 +115,7 @@ class Luck:
         for i in range(min(n_right + 1, n_drafts)):
             later = i > 0
             self._n[later] += 1
-            weight = max(1.0 / (_PRIOR + self._n[later]), _LEAST)
+            weight = max(1.0 / (_PRIOR + self._n[later]), self._least)
             self._share[later] += weight * ((i < n_right) - self._share[later])
 
 

@@ -11,7 +11,7 @@ from hydrainfer.engine.lanes import Lanes
 from hydrainfer.metrics import INTERVALS, Timelines
 from hydrainfer.scheduler import Budgets, Scheduler
 from tests.engine.rig import IdleRunner, Immediate, Rig, TimedTicket, threaded, wait_for
-from tests.scheduler.fakes import FakeDevice, Guess, expected_tokens, make_caches, make_request
+from tests.scheduler.fakes import FakeDevice, Guessing, expected_tokens, make_caches, make_request
 
 pytestmark = pytest.mark.unit
 
@@ -44,7 +44,7 @@ def test_no_step_is_launched_behind_decodes_that_wait_for_pictures(after_s, laun
 
 
 def test_drafts_that_a_step_ahead_has_overtaken_are_not_used():
-    rig = Rig("off", device=Guess(FakeDevice(), 1.0, random.Random(1)), engine={"ahead": True})
+    rig = Rig("off", device=Guessing(FakeDevice(), 1.0, random.Random(1)), engine={"ahead": True})
     requests = [make_request(f"r{i}", max_tokens=9 + i) for i in range(3)]
     for request in requests:
         rig.engine.submit(request, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import contextmanager
 
-from hydrainfer.scheduler import DRAFTERS, Worth
+from hydrainfer.scheduler import DRAFTERS, Guess, Worth
 
 
 def key(prompt_ids, sampling, choice):
@@ -24,7 +24,7 @@ class Oracle:
         request = seq.request
         answer = self.answers.get(key(request.prompt_ids, request.sampling, request.choice), ())
         guesses = answer[seq.n_produced : seq.n_produced + n]
-        return [token if self.rng.random() < self.right else self.rng.randrange(300) for token in guesses]
+        return Guess([token if self.rng.random() < self.right else self.rng.randrange(300) for token in guesses])
 
     def keep(self, seqs):
         pass

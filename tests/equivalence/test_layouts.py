@@ -199,13 +199,13 @@ def test_drafts_that_are_right_or_wrong_change_no_token(tiny, without_drafts, ri
 def test_drafts_change_no_token(tiny, without_drafts, layout, options, monkeypatch):
     """In this process every draft is verified; elsewhere those that pay, which differ from machine to machine."""
     monkeypatch.setattr(Worth, "share", lambda worth, n_decodes, lucks, offers: list(offers))
-    with start(tiny, layout, drafts="ngram", **options) as llm:
+    with start(tiny, layout, drafts="prediction,ngram", **options) as llm:
         assert ask_long(llm) == without_drafts
         assert ask_long(llm, predictions_of(without_drafts)) == without_drafts
         check_whole(llm)
         if layout == "1EPD":
-            counts = settled_stats(llm).drafts["ngram"]
-            assert 0 < counts.n_accepted < counts.n_tokens
+            counts = settled_stats(llm).drafts
+            assert all(0 < counts[name].n_accepted < counts[name].n_tokens for name in ("ngram", "prediction"))
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def _contents(request, tokens):
     return made
 
 
-class Guess:
+class Guessing:
     """A device whose results come with guesses of up to five tokens, each of which is right with a probability."""
 
     def __init__(self, device, right, rng):

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from hydrainfer.core import Lane, LiveSequence, Role, StepBatch, TokenWork
-from hydrainfer.scheduler import Budgets, Drafting, Scheduler, Worth
-from hydrainfer.scheduler.drafting import TextDrafter
+from hydrainfer.scheduler import DRAFTERS, Budgets, Drafting, Scheduler, Worth
+from hydrainfer.scheduler.drafting import Guess, PredictionDrafter, TextDrafter
 from hydrainfer.scheduler.drafts import Drafts
 from hydrainfer.scheduler.worth import Luck
 from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
@@ -38,7 +38,7 @@ def test_what_followed_the_last_tokens_is_found_as_by_a_search_of_the_whole_text
         for _ in range(40):
             copied = rng.randrange(len(seq.tokens))
             seq.extend(seq.tokens[copied : copied + rng.choice([1, 4, 200])])
-            want, got = found_by_search(seq.tokens, 5), list(drafter.guess(seq, 5))
+            want, got = found_by_search(seq.tokens, 5), list(drafter.guess(seq, 5).tokens)
             assert len(got) in (0, 5)
             n_right += got == want
             n_asked += 1
@@ -47,20 +47,27 @@ def test_what_followed_the_last_tokens_is_found_as_by_a_search_of_the_whole_text
 
 def test_one_letter_repeated_is_continued_and_another_sequence_of_the_name_is_another_text():
     drafter = TextDrafter()
-    assert drafter.guess(text([7] * 5000), 4) == [7] * 4
-    assert drafter.guess(text([8, 9]), 4) == []
+    assert drafter.guess(text([7] * 5000), 4) == ([7] * 4, 6)
+    assert drafter.guess(text([8, 9]), 4) == ((), 0)
+
+
+def test_the_kind_of_a_look_up_is_how_many_tokens_agree():
+    for n, kind in ((2, 2), (3, 3), (4, 4), (5, 4), (6, 6), (9, 6)):
+        copied = list(range(100, 100 + n))
+        assert TextDrafter().guess(text([9, *copied, 50, 8, *copied]), 1) == ([50], kind)
 
 
 def test_what_the_client_predicts_is_drafted_before_what_the_text_repeats():
     request = msgspec.structs.replace(make_request("r", n_text=2, max_tokens=100), predicted_ids=(50, 51, 52, 53, 54))
-    seq, drafter = LiveSequence(request, (0.0, 0), 0.0, (50, 51)), TextDrafter()  # two tokens of an earlier life
-    assert list(drafter.guess(seq, 2)) == [52, 53]
+    seq, drafter = LiveSequence(request, (0.0, 0), 0.0, (50, 51)), PredictionDrafter()  # two tokens of an earlier life
+    assert drafter.guess(seq, 2) == ((52, 53), 1)
     seq.extend((60, 61, 60, 61))
-    assert list(drafter.guess(seq, 3)) == [60, 61, 60]  # what it says instead repeats itself
+    assert not drafter.guess(seq, 3).tokens
+    assert list(DRAFTERS) == ["grammar", "prediction", "ngram"]  # what it says instead repeats itself
     seq.extend((52, 53))
-    assert list(drafter.guess(seq, 3)) == [54]
+    assert drafter.guess(seq, 3) == ((54,), 1)
     seq.extend((54,))
-    assert list(drafter.guess(seq, 3)) == []
+    assert not drafter.guess(seq, 3).tokens
 
 
 def steps(worth, seconds, n_steps, offers, rng, right):
@@ -124,7 +131,7 @@ class Known:
 
     def guess(self, seq, n):
         answer = expected_tokens(seq.request)[seq.n_produced :][:n]
-        return [token if self.rng.random() < 0.8 else 3 for token in answer]
+        return Guess([token if self.rng.random() < 0.8 else 3 for token in answer])
 
     def keep(self, seqs):
         pass

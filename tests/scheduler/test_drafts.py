@@ -8,7 +8,7 @@ from hydrainfer.core import EventKind, Lane, Role, SamplingParams
 from hydrainfer.engine import Engine
 from hydrainfer.scheduler import Budgets, Scheduler
 from tests.engine.rig import TimedRunner
-from tests.scheduler.fakes import FakeDevice, Guess, expected_tokens, make_caches, make_request
+from tests.scheduler.fakes import FakeDevice, Guessing, expected_tokens, make_caches, make_request
 
 pytestmark = pytest.mark.unit
 
@@ -17,7 +17,7 @@ def outputs_of(requests, right, budget=64):
     """What an engine answers, and how many batches it took."""
     now, outputs, events, caches = [0.0], [], [], make_caches()
     scheduler = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=budget))
-    device = Guess(FakeDevice(), right, random.Random(3))
+    device = Guessing(FakeDevice(), right, random.Random(3))
     runners = {lane: TimedRunner(device, lambda: now[0], 1.0) for lane in Lane}
     engine = Engine(scheduler, runners, outputs.extend, events.append)
     for request in requests:

@@ -10,7 +10,7 @@ from hydrainfer.cache import CacheSet, CacheSizes, Wishes, share_memory
 from hydrainfer.core import Grammar, Lane, Role, SamplingParams, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
-from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice, Guess, expected_tokens, make_request
+from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice, Guessing, expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
 
@@ -93,7 +93,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     hosted = CacheSet({spec: landing for spec in caches.specs.values() if landing and spec is not EMBED})
     got, ended, cancelled, device = {}, set(), set(), FakeDevice()
     if drafts is not None:
-        device = Guess(device, drafts, rng)
+        device = Guessing(device, drafts, rng)
     tiers = [DictTier(device, tier)] if tier else []
     s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, hosted, tiers), []
     flying = {lane: [] for lane in Lane}  # batches, and which blocks their sequences held when they were launched

@@ -20,7 +20,7 @@ def client(server):
 
 def check(timings):
     assert set(timings) - {"choices"} == {
-        *("ttft_s", "e2e_s", "n_preemptions", "n_migrations", "n_recoveries"),
+        *("ttft_s", "e2e_s", "n_preemptions", "n_migrations", "n_recoveries", "n_steps", "n_drafted", "n_accepted"),
         *(f"{name}_s" for name in INTERVALS),
     }
     assert sum(timings[f"{name}_s"] for name in INTERVALS) == pytest.approx(timings["e2e_s"], abs=1e-5)

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 
-from hydrainfer.scheduler.drafting.drafter import Drafter, Guide
+from hydrainfer.scheduler.drafting.drafter import Drafter, Guess, Guide
 from hydrainfer.scheduler.drafting.forced import GrammarDrafter
+from hydrainfer.scheduler.drafting.predicted import PredictionDrafter
 from hydrainfer.scheduler.drafting.text import TextDrafter
 
 DRAFTERS: dict[str, Callable[[Guide | None], Drafter | None]] = {
     GrammarDrafter.name: lambda guide: GrammarDrafter(guide) if guide is not None else None,
+    PredictionDrafter.name: lambda _: PredictionDrafter(),
     TextDrafter.name: lambda _: TextDrafter(),
 }
 """By the name that `--drafts` takes; in this order `auto` asks them."""
 
-__all__ = ["DRAFTERS", "Drafter", "GrammarDrafter", "Guide", "TextDrafter"]
+__all__ = ["DRAFTERS", "Drafter", "GrammarDrafter", "Guess", "Guide", "PredictionDrafter", "TextDrafter"]

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from hydrainfer.core import LiveSequence
+
+
+class Guess(NamedTuple):
+    """Token ids that may come next; none if there is no idea. `kind`: guesses of one kind are right about equally
+    often, which is learnt."""
+
+    tokens: Sequence[int] = ()
+    kind: int = 0
 
 
 class Drafter(Protocol):
@@ -14,9 +22,8 @@ class Drafter(Protocol):
 
     name: ClassVar[str]
 
-    def guess(self, seq: LiveSequence, n: int) -> Sequence[int]:
-        """Up to `n` token ids that may follow `seq.tokens`; none if it has no idea. Between two calls a sequence only
-        gets more tokens."""
+    def guess(self, seq: LiveSequence, n: int) -> Guess:
+        """Up to `n` tokens that may follow `seq.tokens`. Between two calls a sequence only gets more tokens."""
         ...
 
     def keep(self, seqs: Collection[LiveSequence]) -> None:

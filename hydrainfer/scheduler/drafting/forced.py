@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import ClassVar
 
 from hydrainfer.core import LiveSequence
-from hydrainfer.scheduler.drafting.drafter import Guide
+from hydrainfer.scheduler.drafting.drafter import Guess, Guide
 
 
 class GrammarDrafter:
@@ -17,8 +17,8 @@ class GrammarDrafter:
     def __init__(self, guide: Guide) -> None:
         self._guide = guide
 
-    def guess(self, seq: LiveSequence, n: int) -> Sequence[int]:
-        return self._guide.forced(seq)[:n] if seq.request.sampling.grammar is not None else ()
+    def guess(self, seq: LiveSequence, n: int) -> Guess:
+        return Guess(self._guide.forced(seq)[:n] if seq.request.sampling.grammar is not None else ())
 
     def keep(self, seqs: Collection[LiveSequence]) -> None:
         pass

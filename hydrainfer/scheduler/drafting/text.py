@@ -1,6 +1,5 @@
-"""Drafts from the text itself: what comes next in the answer that the client has predicted, else what followed the last
-tokens where they stood before, in the prompt or the answer (prompt look-up). Answers that copy, edit or quote repeat
-much of their prompt."""
+"""Drafts from the text itself: what followed the last tokens where they stood before, in the prompt or the answer
+(prompt look-up). Answers that copy, edit or quote repeat much of their prompt."""
 
 from __future__ import annotations
 
@@ -10,10 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from hydrainfer.core import LiveSequence, Prediction
+from hydrainfer.core import LiveSequence
+from hydrainfer.scheduler.drafting.drafter import Guess
 
 _SIZES = (3, 2)
 """The numbers of last tokens that are looked up, the first that is found counts."""
+_LONG = (2, 3, 4, 6)
+"""Numbers of last tokens that agree, which are told apart."""
 _FACTOR = 0x9E3779B1
 _FEW = 64
 """Tokens that are entered one by one; more at once are entered by numpy."""
@@ -28,11 +30,11 @@ class TextDrafter:
     def __init__(self) -> None:
         self._known: dict[str, _Text] = {}
 
-    def guess(self, seq: LiveSequence, n: int) -> Sequence[int]:
+    def guess(self, seq: LiveSequence, n: int) -> Guess:
         text = self._known.get(seq.id)
         if text is None or text.tokens is not seq.tokens:
-            text = self._known[seq.id] = _Text(seq.tokens, seq.n_prompt, seq.request.predicted_ids)
-        return text.predicted(n) or text.after(n)
+            text = self._known[seq.id] = _Text(seq.tokens)
+        return text.after(n)
 
     def keep(self, seqs: Collection[LiveSequence]) -> None:
         self._known = {seq.id: self._known[seq.id] for seq in seqs if seq.id in self._known}
@@ -43,24 +45,15 @@ class _Text:
     two triples with the same one the later counts. What is found is compared, so that a hash value alone misleads
     nobody."""
 
-    def __init__(self, tokens: list[int], n_prompt: int, predicted: Sequence[int]) -> None:
+    def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
-        self._prediction = Prediction(predicted) if predicted else None
-        self._n_followed = n_prompt  # tokens
         self._n_known = 0  # tokens: all but the last, behind which nothing stands yet
         self._places = {size: array("i") for size in _SIZES}  # by hash value: the index behind the last token, or 0
 
-    def predicted(self, n: int) -> Sequence[int]:
-        """Up to `n` tokens that the client's prediction has next."""
-        if self._prediction is None:
-            return ()
-        self._prediction.follow(self.tokens[self._n_followed :])
-        self._n_followed = len(self.tokens)
-        return self._prediction.next(n)
-
-    def after(self, n: int) -> list[int]:
+    def after(self, n: int) -> Guess:
         """`n` tokens that may follow, none if the last ones have not stood together before. Where they reach the end of
-        the text, its end repeats itself."""
+        the text, its end repeats itself. The kind is the number of last tokens that agree: the more, the oftener what
+        followed them follows again."""
         tokens = self.tokens
         self._know(len(tokens) - 1)
         for size in _SIZES:
@@ -72,8 +65,15 @@ class _Text:
                 follow = tokens[at : at + n]
                 while len(follow) < n:
                     follow += follow[: n - len(follow)]
-                return follow
-        return []
+                return Guess(follow, self._agree(at, size))
+        return Guess()
+
+    def _agree(self, at: int, size: int) -> int:
+        """How many tokens before token `at`, at least `size`, are those at the end; of many, the least of `_LONG`."""
+        tokens, most = self.tokens, min(_LONG[-1], at)
+        while size < most and tokens[at - size - 1] == tokens[-size - 1]:
+            size += 1
+        return max(size_ for size_ in _LONG if size_ <= size)
 
     def _know(self, stop: int) -> None:
         """Enter what ends before token `stop`."""

@@ -23,6 +23,9 @@ def _one(timeline: Timeline) -> dict[str, Any]:
         "n_preemptions": timeline.n_preemptions,
         "n_migrations": timeline.n_migrations,
         "n_recoveries": timeline.n_recoveries,
+        "n_steps": timeline.n_steps,
+        "n_drafted": timeline.n_drafted,
+        "n_accepted": timeline.n_accepted,
     }
 
 
