@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.models import Model
@@ -15,17 +14,15 @@ from hydrainfer.scheduler import DRAFTERS, Budgets, Drafting, Guide, Worth
 _MANY_ROWS = 64  # of a step, where nothing is known of its rows
 
 
-def drafters_of(config: ServeConfig, described: ModelConfig, device: torch.device, *, ahead: bool) -> tuple[str, ...]:
+def drafters_of(config: ServeConfig, device: torch.device, *, ahead: bool) -> tuple[str, ...]:
     """The names of those who draft, in the order in which they are asked. With `auto` there are some only on a CPU,
-    where nothing is launched ahead, and only for models without recurrent states, which cannot forget a token. Raises
-    `ConfigError`."""
+    where nothing is launched ahead. Raises `ConfigError`."""
     names = tuple(name.strip() for name in config.drafts.split(","))
     if names == ("off",):
         return ()
-    states = described.text.recurrence is not None
     if names == ("auto",):
         fits = device.type == "cpu" and config.device != "emulated" and config.native_kernels
-        return tuple(DRAFTERS) if fits and not ahead and not states else ()
+        return tuple(DRAFTERS) if fits and not ahead else ()
     unknown = [name for name in names if name not in DRAFTERS]
     if unknown:
         raise ConfigError(
@@ -33,8 +30,6 @@ def drafters_of(config: ServeConfig, described: ModelConfig, device: torch.devic
         )
     if ahead:
         raise ConfigError("drafts need --no-async-scheduling: a step ahead does not know its tokens", param="drafts")
-    if states:
-        raise ConfigError("drafts are not possible in models with recurrent states; use --drafts off", param="drafts")
     return names
 
 
@@ -51,14 +46,11 @@ def drafting_of(
     if not names:
         return Drafting()
     limit_s = min(budgets.step_s, budgets.gap_s or math.inf)
-    if model is None or model.language is None:
+    language = None if model is None else model.language
+    if model is None or language is None or model.ops.products is None:
         worth = Worth(_MANY_ROWS, limit_s)
-    elif model.ops.products is not None and model.language.few_rows:
-        worth = Worth(model.language.few_rows, limit_s, model.ops.products.slower)
-    elif config.drafts == "auto":
-        return Drafting()
     else:
-        worth = Worth(_MANY_ROWS, limit_s)
+        worth = Worth(language.few_rows or _MANY_ROWS, limit_s, model.ops.products.slower)
     drafters = [made for name in names if (made := DRAFTERS[name](guide)) is not None]
     return Drafting(drafters, worth, config.max_drafts, guide, n_vocab)
 

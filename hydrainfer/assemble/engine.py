@@ -109,7 +109,7 @@ def build_engine(
     device, node = torch_device(config), around.node
     dtype, overlap = dtype_of(config, device, described.dtype), overlap_of(config, device)
     settled = _Settled(device, dtype, overlap, ahead_of(config, device))
-    drafters = drafters_of(config, described, device, ahead=settled.ahead)
+    drafters = drafters_of(config, device, ahead=settled.ahead)
     model, lanes = None, dict[Lane, LaneThread]()
     if sizing.cost is None:
         pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None

@@ -179,6 +179,12 @@ class CacheSet:
         blocks += pool.take(n - len(blocks))
         lease.first[spec] = first
 
+    def keep(self, lease: Lease, spec: str, kept: Sequence[int]) -> None:
+        """Give back all blocks of one spec but those with these indices in the lease, which stay in order."""
+        blocks = lease.blocks[spec]
+        self.pools[spec].drop(block for i, block in enumerate(blocks) if i not in kept)
+        blocks[:] = [blocks[i] for i in kept]
+
     def commit(self, lease: Lease, spec: str, first: int, keys: Sequence[bytes]) -> bool:
         """Publish the blocks from number `first` on, whose bytes are written, under `keys`. If other blocks were
         published under these keys before, the lease adopts them. Returns whether it adopted any.

@@ -107,9 +107,18 @@ class CacheSpec(msgspec.Struct, frozen=True):
         """The number of blocks that hold the state of `n_tokens` consecutive tokens."""
         return -(-n_tokens // self.block_tokens)
 
-    def scan(self, blocks: Sequence[int], start: int, count: int) -> Scan:
+    def scan(self, blocks: Sequence[int], start: int, count: int, each: bool = False) -> Scan:
         """The blocks that computing tokens `start .. start+count-1` reads and writes, in a cache that is not `paged`,
-        for a request that holds `blocks`."""
+        for a request that holds `blocks`. `each`: the state after each of these tokens is written."""
+        raise AssertionError(f"{self.name} is paged")
+
+    def with_drafts(self, n_drafts: int) -> int:
+        """The blocks that a decode with so many drafts needs, in a cache that is not `paged`."""
+        raise AssertionError(f"{self.name} is paged")
+
+    def after_drafts(self, n_before: int, n_computed: int) -> list[int]:
+        """Which of those blocks, by index and in order, are still needed once it is known that of the tokens behind
+        `n_before` those up to `n_computed` are right, in a cache that is not `paged`."""
         raise AssertionError(f"{self.name} is paged")
 
     # ---- how many blocks

@@ -35,10 +35,11 @@ class StateSpec(CacheSpec, frozen=True):
         a chunk   reads b where n is a boundary, else b + 1; writes, if it passes boundaries, the last of them to b + 1
                   and what is behind that to b + 2; else b + 1
 
-    Once a boundary is passed, block b is given back and the others are renumbered by the state they hold (`jumps`). So
-    a block that others may hold or find is never written: a request that continues from it writes elsewhere. Blocks are
-    published, and a chunk ends, where a request may be resumed (`stops`). The last boundary of a prompt, of an answer,
-    and of the tokens computed before a preemption or a move is published, too.
+    A decode with drafts has a block more for each of them, so that every token's state is there until it is known which
+    of them are right (`after_drafts`). Once a boundary is passed, block b is given back and the others are renumbered
+    by the state they hold (`jumps`). So a block that others may hold or find is never written: a request that continues
+    from it writes elsewhere. Blocks are published, and a chunk ends, where a request may be resumed (`stops`). The last
+    boundary of a prompt, of an answer, and of the tokens computed before a preemption or a move is published, too.
     """
 
     slides: ClassVar[bool] = True
@@ -50,12 +51,22 @@ class StateSpec(CacheSpec, frozen=True):
         matrix = (Part("matrix", layout.matrix, "float32"),) if layout.matrix else ()
         return cls("state", block_tokens, (*matrix, Part("conv", layout.conv, dtype)), layout.layers)
 
-    def scan(self, blocks: Sequence[int], start: int, count: int) -> Scan:
+    def scan(self, blocks: Sequence[int], start: int, count: int, each: bool = False) -> Scan:
         size, stop = self.block_tokens, start + count
         source, boundary = blocks[start % size > 0] if start else -1, stop // size * size
+        if each:
+            return Scan(source, tuple((start + i, blocks[i]) for i in range(1, count + 1)))
         if start < boundary < stop:
             return Scan(source, ((boundary, blocks[1]), (stop, blocks[2])))
         return Scan(source, ((stop, blocks[1]),))
+
+    def with_drafts(self, n_drafts: int) -> int:
+        return 2 + n_drafts
+
+    def after_drafts(self, n_before: int, n_computed: int) -> list[int]:
+        last = n_computed // self.block_tokens * self.block_tokens
+        kept = {0, n_computed - n_before}
+        return sorted(kept | {last - n_before} if last > n_before else kept)
 
     # ---- how many blocks
 

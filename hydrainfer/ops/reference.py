@@ -184,11 +184,11 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor, ba
     """Depthwise causal convolution of every row with the previous rows of its request. x: [rows, columns]; weight:
     [columns, width], the current row's weight last; tails: the last `width - 1` rows of each request, one layer's
     [blocks, width - 1, columns]. Returns [rows, columns]."""
-    out, n = torch.empty_like(x), batch.n_decodes
-    if n:
-        seen = torch.cat([state_of(tails, batch.sources), x[:n, None]], 1)  # [n, width, columns]
-        out[:n] = (seen * weight.t()).sum(1)
-        tails[batch.targets] = seen[:, 1:]
+    out = torch.empty_like(x)
+    for wave in batch.waves:
+        seen = torch.cat([state_of(tails, batch.sources[wave]), x[wave, None]], 1)  # [rows, width, columns]
+        out[wave] = (seen * weight.t()).sum(1)
+        tails[batch.targets[wave]] = seen[:, 1:]
     for rows, source, target in batch.pieces:
         before = tails[source] if source >= 0 else torch.zeros_like(tails[target])
         seen = torch.cat([before, x[rows]])
@@ -226,7 +226,7 @@ def delta_rule(
     q, k: [rows, key_heads, key_dim]; v: [rows, heads, dim], where consecutive heads share a key head; decay (at most
     0), beta: [rows, heads]; states: one layer's [blocks, heads, key_dim, dim]. Returns [rows, heads, dim]."""
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], 1) for x in (q, k))
-    out, n = torch.empty_like(v), batch.n_decodes
+    out = torch.empty_like(v)
 
     def step(state: Tensor, i: slice) -> Tensor:
         """Compute rows `i`, one for each state [rows, heads, key_dim, dim]. Returns the states after them."""
@@ -236,8 +236,8 @@ def delta_rule(
         out[i] = (q[i][..., None] * state).sum(-2)
         return state
 
-    if n:
-        states[batch.targets] = step(state_of(states, batch.sources), slice(n))
+    for wave in batch.waves:
+        states[batch.targets[wave]] = step(state_of(states, batch.sources[wave]), wave)
     for rows, source, target in batch.pieces:
         state = states[source : source + 1] if source >= 0 else torch.zeros_like(states[:1])
         for i in range(rows.start, rows.stop):

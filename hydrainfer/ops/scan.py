@@ -23,8 +23,9 @@ class ScanRows(NamedTuple):
 class ScanBatch:
     """A batch for recurrent layers. Rows and requests lie as in `AttentionBatch`. The first `n_decodes` rows are
     requests of one row each: row i continues from the state in block `sources[i]` (-1: from none) and leaves its own in
-    block `targets[i]`; both int64 [n_decodes]. `pieces`: the other rows, in order; a piece may continue from the state
-    that the piece before it left.
+    block `targets[i]`; both int64 [n_decodes]. `waves`: the parts in which they are computed, one after the other; a
+    row may continue from a state that an earlier one left. `pieces`: the other rows, in order; a piece may continue
+    from the state that the piece before it left.
 
     `captured`: a CUDA graph computes the batch. Then rows whose target is -1 are padding, which leaves no state."""
 
@@ -33,13 +34,18 @@ class ScanBatch:
     targets: Tensor
     pieces: Sequence[ScanRows]
     captured: bool = False
+    waves: Sequence[slice] = ()
+
+    def __post_init__(self) -> None:
+        if not self.waves and self.n_decodes:
+            self.waves = (slice(0, self.n_decodes),)
 
     @property
     def chunks(self) -> ScanBatch:
         """The batch without its decodes. Rows count from the first piece's first row."""
         n = self.n_decodes
         moved = [p._replace(rows=slice(p.rows.start - n, p.rows.stop - n)) for p in self.pieces]
-        return replace(self, n_decodes=0, sources=self.sources[:0], targets=self.targets[:0], pieces=moved)
+        return replace(self, n_decodes=0, sources=self.sources[:0], targets=self.targets[:0], pieces=moved, waves=())
 
 
 class DeltaLayer(NamedTuple):

@@ -272,7 +272,7 @@ class _Language:
         seq, start, count = work.seq, work.start, work.count
         held, size, end = seq.hold.blocks[store.spec.name], self._block_tokens, start + count
         if not store.spec.paged:
-            source, written = store.spec.scan(held, start, count)
+            source, written = store.spec.scan(held, start, count, bool(work.drafts))
             if start:
                 reads.add(seq.id, [source], [of.after(start)])
             blocks += [block for _, block in written]
@@ -287,7 +287,8 @@ class _Language:
     def _right_part(self, item: TokenWork, life: _Life) -> TokenWork:
         """The work without the drafts from the first wrong one on."""
         right = (self._token(life, item.start + 1 + i) == draft for i, draft in enumerate(item.drafts))
-        return TokenWork(item.seq, item.start, 1 + len(list(takewhile(bool, right))), True)
+        n_right = len(list(takewhile(bool, right)))
+        return TokenWork(item.seq, item.start, 1 + n_right, True, item.drafts[:n_right])
 
     def _token(self, life: _Life, position: int) -> int:
         """The token at this position."""

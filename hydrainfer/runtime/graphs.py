@@ -131,9 +131,10 @@ class DecodeGraphs:
         self._graphs: dict[int, _Graph] = {}
 
     def take(self, p: PackedTokens) -> bool:
-        """Whether a graph can compute this batch: only decodes, no more than the largest graph's rows, and no
-        embeddings."""
-        return p.n_decodes == len(p.counts) <= ROWS[-1] and p.embed_at is None
+        """Whether a graph can compute this batch: only decodes, no more than the largest graph's rows, sampled in their
+        order, no embeddings, and no row that continues from the state of another."""
+        in_order = not p.shares or p.sample_rows == list(range(len(p.ids)))
+        return p.n_decodes == len(p.counts) <= ROWS[-1] and p.embed_at is None and in_order and not p.waits
 
     def capture_all(self, one: PackedTokens) -> None:
         """Capture every graph with copies of one decode, the largest first: the others use its memory."""

@@ -212,7 +212,7 @@ class LanguageRunner:
         """The batch as recurrent layers take it."""
         name = spec.name
         ids = on[f"{name}.sources"], on[f"{name}.targets"]
-        return ScanBatch(len(ids[0]), *ids, p.scanned[name].pieces, captured)
+        return ScanBatch(len(ids[0]), *ids, p.scanned[name].pieces, captured, p.scanned[name].waves)
 
     def _last_rows(self, p: PackedTokens, on: Mapping[str, Tensor], full: AttentionBatch | ScanBatch) -> LastRows:
         """The sampling rows as a batch of decodes, in the order of `plan`. `full`: all rows, in the last layer's

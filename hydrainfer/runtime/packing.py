@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ class Scanned(NamedTuple):
     sources: np.ndarray
     targets: np.ndarray
     pieces: list[ScanRows]
+    waves: list[slice]
 
 
 class AskedRows(NamedTuple):
@@ -50,7 +52,8 @@ class AskedRows(NamedTuple):
 @dataclass(slots=True)
 class PackedTokens:
     """A flattened batch, requests with one token first (see `ops.AttentionBatch`). A decode with drafts is packed as
-    several requests with one token each, of one block table and growing lengths; then it `shares`.
+    several requests with one token each, of one block table and growing lengths; then it `shares`. These lie one behind
+    the other or, in a model with recurrent layers, behind the first rows of all others, and so on (`ScanBatch.waves`).
 
     `ids` [rows] int64. `positions` [rows] int64, or [3, rows] of (time, row, column). `starts` [requests + 1] int32.
     `counts` per request. `paged`, `scanned`: by the name of the cache.
@@ -76,13 +79,15 @@ class PackedTokens:
     follows: np.ndarray | None = None
     shares: bool = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether a row continues from the state that another one leaves."""
+        return self.shares and any(len(scan.waves) > 1 for scan in self.scanned.values())
 
-def _rows_of(items: Iterable[TokenWork]) -> list[TokenWork]:
-    """These items, with one for each token of those that have drafts."""
-    rows: list[TokenWork] = []
-    for w in items:
-        rows += [TokenWork(w.seq, w.start + i, 1, True) for i in range(w.count)] if w.drafts else [w]
-    return rows
+
+def _row_of(work: TokenWork, n: int) -> TokenWork:
+    """Row `n` of a decode with drafts."""
+    return TokenWork(work.seq, work.start + n, 1, True)
 
 
 def pack_tokens(
@@ -101,11 +106,15 @@ def pack_tokens(
     if len(singles) < len(work):
         drafted = [i for i, w in enumerate(work) if w.drafts]
         chunks = [i for i, w in enumerate(work) if w.count > 1 and not w.drafts]
-    items = [work[i] for i in (*singles, *drafted, *chunks)]
-    rows = _rows_of(items) if drafted else items
-    n_decodes = len(rows) - len(chunks)
+    states, steps = list(sums), [(i, n) for i in drafted for n in range(work[i].count)]
+    if states:
+        steps.sort(key=itemgetter(1))
+    items = [work[i] for i in singles] + [_row_of(work[i], n) for i, n in steps]
+    rows = items + [work[i] for i in chunks]
+    n_decodes = len(items)
     counts = [w.count for w in rows]
     ids = [0 if w.unknown else w.seq.tokens[w.start] for w in items[: len(singles)]]
+    ids += [work[i].drafts[n - 1] if n else work[i].seq.tokens[work[i].start] for i, n in steps]
     first = np.array([w.start for w in rows], dtype=np.int64)
     if not chunks:
         starts = np.arange(n_decodes + 1, dtype=np.int32)
@@ -114,16 +123,12 @@ def pack_tokens(
         starts = np.array([0, *accumulate(counts)], dtype=np.int32)
         request = np.repeat(np.arange(len(rows)), counts)
         positions = np.arange(int(starts[-1])) - starts[request] + first[request]
-    for w in items[len(singles) :]:
-        ids += w.seq.tokens[w.start : w.start + w.count - len(w.drafts)]
-        ids += w.drafts
+    for w in rows[n_decodes:]:
+        ids += w.seq.tokens[w.start : w.start + w.count]
     sequences, spans = [w.seq for w in rows], _spans(rows[n_decodes:], n_decodes)
-    place = list(range(len(rows)))
-    if chunks or drafted:
-        sizes = [len(work[i].drafts) + 1 for i in (*singles, *drafted, *chunks)]
-        by_item = dict(zip((*singles, *drafted, *chunks), accumulate(sizes, initial=0)))
-        place = [by_item[i] for i in range(len(work))]
-    sampled = [place[i] + n for i, w in enumerate(work) if w.sample for n in range(len(w.drafts) + 1)]
+    places = [*((i, 0) for i in singles), *steps, *((i, 0) for i in chunks)]
+    place = {at: row for row, at in enumerate(places)}
+    sampled = [place[i, n] for i, w in enumerate(work) if w.sample for n in range(len(w.drafts) + 1)]
     packed = PackedTokens(
         ids=np.array(ids, dtype=np.int64),
         positions=positions if rotary is None else rotary.of(rows, positions, starts),
@@ -131,13 +136,15 @@ def pack_tokens(
         counts=counts,
         n_decodes=n_decodes,
         paged={t.spec.name: _page(t, sequences, first, counts, request, positions, spans) for t in tables},
-        scanned={spec.name: _scan(spec, items, len(singles)) for spec in sums},
+        scanned={spec.name: _scan(spec, work, places, n_decodes) for spec in states},
         sample_rows=[int(starts[r + 1]) - 1 for r in sampled],
         sample_requests=sampled,
         embed_at=None,
         embed_rows=None,
         follows=_follows(items, before, int(starts[-1])) if any(w.unknown for w in items[: len(singles)]) else None,
-        asked=[_asked(i, w, int(starts[place[i]])) for i, w in enumerate(work) if w.start < w.seq.n_prompt and w.asked],
+        asked=[
+            _asked(i, w, int(starts[place[i, 0]])) for i, w in enumerate(work) if w.start < w.seq.n_prompt and w.asked
+        ],
         shares=bool(drafted),
     )
     if embed is not None:
@@ -150,7 +157,7 @@ def one_token(caches: Iterable[str], states: Iterable[str] = (), *, multimodal: 
     recurrent states, in whose block 0 it leaves its own. `multimodal`: its positions have three dimensions."""
     zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int32)
     page = Paged(np.zeros((1, 1), dtype=np.int32), one, zero, [0], [])
-    scan = Scanned(np.full(1, -1, dtype=np.int64), zero, [])
+    scan = Scanned(np.full(1, -1, dtype=np.int64), zero, [], [slice(0, 1)])
     positions = np.zeros((3, 1), dtype=np.int64) if multimodal else zero
     starts = np.arange(2, dtype=np.int32)
     paged, scanned = dict.fromkeys(caches, page), dict.fromkeys(states, scan)
@@ -173,7 +180,7 @@ def padded(p: PackedTokens, n: int) -> PackedTokens:
     }
     idle = np.full(n - len(p.ids), -1, dtype=np.int64)
     scanned = {
-        name: Scanned(np.concatenate([scan.sources, idle]), np.concatenate([scan.targets, idle]), [])
+        name: Scanned(np.concatenate([scan.sources, idle]), np.concatenate([scan.targets, idle]), [], [slice(0, n)])
         for name, scan in p.scanned.items()
     }
     every, starts = list(range(n)), np.arange(n + 1, dtype=np.int32)
@@ -219,20 +226,28 @@ def _page(
     return Paged(table, (contexts + counts).astype(np.int32), slots, contexts.tolist(), spans)
 
 
-def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int) -> Scanned:
-    """The part of a batch that concerns one cache of recurrent states. The first items decode, without drafts."""
-    scans = [spec.scan(w.seq.hold.blocks[spec.name], w.start, w.count) for w in items]
+def _scan(spec: CacheSpec, work: list[TokenWork], places: list[tuple[int, int]], n_decodes: int) -> Scanned:
+    """The part of a batch that concerns one cache of recurrent states. `places`: the work item of each request, and
+    which of its rows that is."""
+    sources, targets, waves = [], [], list[slice]()
+    scans = {i: spec.scan(w.seq.hold.blocks[spec.name], w.start, w.count, bool(w.drafts)) for i, w in enumerate(work)}
+    for row, (i, n) in enumerate(places[:n_decodes]):
+        source, writes = scans[i]
+        sources.append(writes[n - 1][1] if n else source)
+        targets.append(writes[n][1])
+        if n == len(waves):
+            waves.append(slice(row, row))
+        waves[n] = slice(waves[n].start, row + 1)
     pieces: list[ScanRows] = []
     row = n_decodes
-    for w, (source, writes) in zip(items[n_decodes:], scans[n_decodes:]):
+    for i, _ in places[n_decodes:]:
+        w, (source, writes) = work[i], scans[i]
         at = w.start
         for stop, target in writes:
             pieces.append(ScanRows(slice(row + at - w.start, row + stop - w.start), source, target))
             at, source = stop, target
         row += w.count
-    decodes = scans[:n_decodes]
-    sources = np.array([source for source, _ in decodes], dtype=np.int64)
-    return Scanned(sources, np.array([writes[0][1] for _, writes in decodes], dtype=np.int64), pieces)
+    return Scanned(np.array(sources, dtype=np.int64), np.array(targets, dtype=np.int64), pieces, waves)
 
 
 def _spans(chunks: list[TokenWork], first: int) -> list[tuple[int, int, int]]:

@@ -10,10 +10,10 @@ the answer has the same tokens as without drafts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from operator import eq
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hydrainfer.core import DraftCounts, LiveSequence, StepBatch, TokenWork
 from hydrainfer.scheduler.drafting import Drafter, Guess, Guide
@@ -39,19 +39,20 @@ class Drafting(NamedTuple):
     n_vocab: int = 1 << 31
 
 
-class Drafts:
-    """The drafts of a scheduler's sequences. `make_room(seq, n)` gives a sequence room for `n` more tokens, as far as
-    that is free. `usable`: not beside recurrent states, which cannot forget a token."""
+class DraftRoom(Protocol):
+    """Blocks for drafts; see `SequenceRoom`."""
 
-    def __init__(
-        self,
-        make_room: Callable[[LiveSequence, int], None],
-        drafting: Drafting,
-        *,
-        usable: bool,
-    ) -> None:
-        self._make_room, self._usable, self._most = make_room, usable, drafting.most
-        self._drafters = list(drafting.drafters if usable else ())
+    def room_for_drafts(self, seq: LiveSequence, n: int) -> int: ...
+
+    def drafted(self, seq: LiveSequence, n_before: int, n_computed: int) -> None: ...
+
+
+class Drafts:
+    """The drafts of a scheduler's sequences."""
+
+    def __init__(self, room: DraftRoom, drafting: Drafting) -> None:
+        self._room, self._most = room, drafting.most
+        self._drafters = list(drafting.drafters)
         self._worth, self._guide, self._n_vocab = drafting.worth, drafting.guide, drafting.n_vocab
         self._guesses: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
         self._usual: dict[tuple[str, int], Luck] = {}  # by drafter and kind: of all sequences
@@ -61,7 +62,7 @@ class Drafts:
 
     def keep(self, seq: LiveSequence, guesses: tuple[int, ...]) -> None:
         """Keep guesses of what follows the tokens that the sequence has now, which came with a result."""
-        if self._usable and guesses:
+        if guesses:
             self._guesses[seq.id] = len(seq.tokens), guesses
 
     @property
@@ -84,8 +85,8 @@ class Drafts:
             counts = self._worth.share(len(ready), lucks, counts)
         work: list[TokenWork] = []
         for item, (name, guess), count in zip(ready, offers, counts):
-            drafts = self._with_room(item.seq, tuple(guess.tokens[: min(count, left)]))
-            if drafts:
+            drafts = tuple(guess.tokens[: min(count, left)])
+            if drafts and (drafts := drafts[: self._room.room_for_drafts(item.seq, len(drafts))]):
                 left -= len(drafts)
                 self._in_flight[item.seq.id] = name, guess.kind
                 item = TokenWork(item.seq, item.start, 1 + len(drafts), True, drafts)
@@ -99,7 +100,9 @@ class Drafts:
 
     def verified(self, seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:
         """`verified`, from which it learns."""
+        n_before = len(seq.tokens) - 1
         tokens = verified(seq, drafts, sampled)
+        self._room.drafted(seq, n_before, len(seq.tokens))
         name, kind = self._in_flight.pop(seq.id, (_DEVICE, 0))
         n_right = sum(map(eq, tokens, drafts))
         self._luck(seq, name, kind).learn(len(drafts), n_right)
@@ -138,12 +141,6 @@ class Drafts:
         logger.exception("the drafter %s has failed; from now on this instance goes without it", drafter.name)
         self._drafters.remove(drafter)
         self.counts.setdefault(drafter.name, DraftCounts()).n_failures += 1
-
-    def _with_room(self, seq: LiveSequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """As many of the drafts as there is room for."""
-        if drafts and seq.hold.capacity - len(seq.tokens) < len(drafts):
-            self._make_room(seq, len(drafts))
-        return drafts[: max(seq.hold.capacity - len(seq.tokens), 0)]
 
     def _luck(self, seq: LiveSequence, name: str, kind: int) -> Luck:
         """That of a sequence with this drafter's guesses of this kind, at first the usual one."""

@@ -28,6 +28,8 @@ class SequenceRoom:
         self._specs = list(caches.specs.values())
         self._of_visit: dict[Visit, list[CacheSpec]] = {}
         self._chains = [spec.name for spec in self._specs if spec.chained]
+        self._states = [spec for spec in self._specs if not spec.paged]
+        self._windows = [spec for spec in self._specs if spec.paged and spec.slides]
         self.n_pictures_wanted = 0  # by requests that came to be encoded, and how many of them were in the cache
         self.n_pictures_found = 0
         self.n_tokens_wanted = 0  # by requests that came to be prefilled, and how many of them were computed already
@@ -210,13 +212,37 @@ class SequenceRoom:
         self._set_capacity(seq, n_tokens)
         return True
 
-    def grow_if_free(self, seq: LiveSequence, n: int) -> None:
-        """Add one block in every cache that has no room for `n` more tokens, if they are free without evicting; a
-        window gets no more than it has."""
+    def room_for_drafts(self, seq: LiveSequence, n: int) -> int:
+        """For how many of `n` drafts behind its last token there is room, with blocks that are free without evicting:
+        one more where tokens have slots, and a state for each. What only drafts need goes back in `drafted`."""
+        for spec in self._states:
+            n = min(n, len(seq.hold.blocks[spec.name]) + self._n_free(spec) - spec.with_drafts(0))
         n_tokens = len(seq.tokens) + n
-        fits = all(self._capacity(seq, spec) >= n_tokens for spec in self._held(seq) if spec.slides)
-        if fits and self.can_grow([seq], n, evicting=False):
-            self.grow(seq, n_tokens)
+        if n > 0 and seq.hold.capacity < n_tokens:
+            if all(self._n_free(spec) for spec in self._held(seq) if self._capacity(seq, spec) < n_tokens):
+                self.grow(seq, n_tokens)
+            n = min(n, seq.hold.capacity - len(seq.tokens))
+        for spec in self._states if n > 0 else ():
+            n_more = spec.with_drafts(n) - len(seq.hold.blocks[spec.name])
+            self.caches.grow(self._leases[seq.id], {spec.name: max(n_more, 0)})
+        return max(n, 0)
+
+    def drafted(self, seq: LiveSequence, n_before: int, n_computed: int) -> None:
+        """Note that of the tokens behind `n_before`, which were computed with drafts, those up to `n_computed` are
+        right: give back what drafts alone needed."""
+        lease = self._leases[seq.id]
+        for spec in self._states:
+            self.caches.keep(lease, spec.name, spec.after_drafts(n_before, n_computed))
+        if n_computed < seq.hold.due:  # otherwise windows slide now
+            for spec in [s for s in self._windows if len(lease.blocks[s.name]) > s.most(1)]:
+                self.caches.slide(lease, spec.name, lease.first[spec.name], spec.most(1))
+                seq.hold.remapped += 1
+                self._set_capacity(seq)
+
+    def _n_free(self, spec: CacheSpec) -> int:
+        """The blocks that can be taken without evicting."""
+        pool = self.caches.pools[spec.name]
+        return pool.n_available - pool.n_cached
 
     def can_grow(self, seqs: Sequence[LiveSequence], n_tokens: int, evicting: bool = True) -> bool:
         """Whether all of these sequences have room for `n_tokens` more tokens each; unless `evicting`, without evicting
@@ -274,7 +300,9 @@ class SequenceRoom:
         lease, n_left, slid = self._leases[seq.id], len(seq.tokens) - seq.n_computed, False
         for spec in specs:
             stale, most = spec.stale(seq.n_computed), spec.most(n_left)
-            if stale > lease.first[spec.name] or len(lease.blocks[spec.name]) > most:
+            wide = len(lease.blocks[spec.name]) > most
+            if stale > lease.first[spec.name] or wide:
+                seq.hold.remapped += wide  # another block may come in the place of what goes
                 self.caches.slide(lease, spec.name, stale, most)
                 slid = True
         return slid

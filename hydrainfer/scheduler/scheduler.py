@@ -68,8 +68,7 @@ class Scheduler:
         self.budgets = budgets
         self.policy = policy or Policy()
         self.room = SequenceRoom(caches, self.policy.headroom_tokens, tiers)
-        usable = all(spec.paged for spec in caches.specs.values())
-        self.drafts = Drafts(self.room.grow_if_free, drafting or Drafting(), usable=usable)
+        self.drafts = Drafts(self.room, drafting or Drafting())
         self.encoding: dict[str, LiveSequence] = {}
         self.prefilling: dict[str, LiveSequence] = {}
         self.decoding: dict[str, LiveSequence] = {}

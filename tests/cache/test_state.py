@@ -63,6 +63,21 @@ def test_a_chunk_writes_no_state_of_a_boundary_before_it(start, count):
     assert boundaries == ({stop // B * B} - {stop} if stop // B * B > start else set())
 
 
+@given(st.integers(1, 40), st.integers(0, 9), st.data())
+def test_of_the_states_of_drafts_the_last_boundary_and_the_newest_stay(start, n_drafts, data):
+    held = list(range(10, 10 + STATE.with_drafts(n_drafts)))
+    source, written = STATE.scan(held, start, 1 + n_drafts, True)
+    assert source == (10 if start % B == 0 else 11)
+    assert written == tuple((start + i, 10 + i) for i in range(1, n_drafts + 2))
+    n_computed = start + 1 + data.draw(st.integers(0, n_drafts))
+    kept = [held[i] for i in STATE.after_drafts(start, n_computed)]
+    after = {block: n for n, block in written}
+    boundary = n_computed // B * B
+    assert kept[0] == 10 and [after[block] for block in kept[1:]] == sorted(
+        {boundary, n_computed} - set(range(start + 1))
+    )
+
+
 def test_chunks_end_where_a_request_may_go_on():
     """Before the last token, behind the last picture, and where it parts from what is cached."""
     scheduler, device = alone()

@@ -39,6 +39,13 @@ def drafted_by(monkeypatch, outputs, params, right):
         for out, sampling in zip(outputs, params, strict=True)
         for i, one in enumerate(out.outputs)
     }
+    with drafts_of(monkeypatch, answers, right):
+        yield
+
+
+@contextmanager
+def drafts_of(monkeypatch, answers, right):
+    """As `drafted_by`, of answers by their keys."""
     with monkeypatch.context() as patch:
         patch.setitem(DRAFTERS, Oracle.name, lambda _: Oracle(answers, right))
         patch.setattr(Worth, "share", lambda worth, n_decodes, lucks, offers: list(offers))

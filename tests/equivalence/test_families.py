@@ -18,6 +18,8 @@ from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_next import make_llava_next
 from tests.checkpoints_text import make_text
 from tests.equivalence.criterion import Tally
+from tests.equivalence.mixed import settled_stats
+from tests.equivalence.oracle import drafts_of, key
 from tests.equivalence.reference import PHOTOS, Reference, TextReference, photo
 from tests.parts import parts
 
@@ -26,6 +28,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 N_NEW = 16
 WHOLE = {"token_budget": 4096, "image_budget": 8}  # pictures of several requests in one forward
 CHUNKED = {"token_budget": 24, "block_tokens": 4, "image_budget": 2}  # cuts every picture's span
+DRAFTED = {"token_budget": 99, "native_kernels": True, "drafts": "oracle"}  # seven of ten drafts are right
 COMPILED = {"token_budget": 40, "native_kernels": True}  # windows in our kernels, pictures' spans beside them
 SEEING = ("1EPD", "1EP1D", "1ED1P", "1E1P1D")
 SPEAKING = ("1EPD", "1P1D")
@@ -165,7 +168,7 @@ def tally():
     ("family", "layout", "budgets"),
     [
         *((name, layout, "chunked") for name, family in FAMILIES.items() for layout in family.layouts),
-        *((name, "1EPD", "whole") for name in FAMILIES),
+        *((name, "1EPD", way) for name in FAMILIES for way in ("whole", "drafted")),
         *(
             (name, "1EPD", "compiled")
             for name in FAMILIES
@@ -173,17 +176,23 @@ def tally():
         ),
     ],
 )
-def test_tokens_are_those_of_transformers(cases, tally, family, layout, budgets):
+def test_tokens_are_those_of_transformers(cases, tally, family, layout, budgets, monkeypatch):
     path, wanted = cases(family)
-    options = {"native_kernels": False} | {"chunked": CHUNKED, "whole": WHOLE, "compiled": COMPILED}[budgets]
+    ways = {"chunked": CHUNKED, "whole": WHOLE, "compiled": COMPILED, "drafted": DRAFTED}
+    options = {"native_kernels": False} | ways[budgets]
     greedy = SamplingParams(temperature=0.0, max_tokens=N_NEW)
-    with LLM(path, layout=layout, launcher="inproc", threads=1, **options) as llm:
+    answers = {key(prompt_ids, greedy, 0): ids for prompt_ids, ids, _ in wanted.values()}
+    with (
+        drafts_of(monkeypatch, answers, 0.7),
+        LLM(path, layout=layout, launcher="inproc", threads=1, **options) as llm,
+    ):
         outputs = llm.chat(list(FAMILIES[family].chats.values()), greedy, use_tqdm=False)
         for (name, (prompt_ids, ids, gaps)), out in zip(wanted.items(), outputs):
             assert list(out.prompt_token_ids) == prompt_ids, name
             tally.add(f"{family}/{layout}/{budgets}/{name}", list(out.outputs[0].token_ids), ids, gaps)
         for pool in parts(llm).pools().values():
             pool.check(idle=True)
+        assert budgets != "drafted" or settled_stats(llm).drafts["oracle"].n_accepted > 10
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,12 +14,14 @@ from hydrainfer.scheduler import Scheduler
 from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_qwen import make_qwen
 from tests.equivalence.mixed import CHUNKED, Logprob, ask, image, parkings, settled_stats
+from tests.equivalence.oracle import drafts_of, key
 from tests.equivalence.test_layouts import check_whole
 from tests.equivalence.test_prefix import converse
 from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
+LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
 LAYOUTS = ["1EPD", "1EP1D", "1ED1P", "1E1P1D", "2E1P2D"]
 
 
@@ -40,9 +42,8 @@ def wanted(path):
 
 def write(llm):
     """Long answers side by side, to a prompt each."""
-    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     prompts = [{"prompt_token_ids": [1, 9 + i, 8, 7] * 4} for i in range(6)]
-    return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+    return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, LONG, use_tqdm=False)]
 
 
 def n_lent(llm):
@@ -86,6 +87,29 @@ def test_few_blocks(path, wanted, layout, landing, elastic, monkeypatch):
         assert settled_stats(llm).n_preemptions > 0
         assert (n_lent(llm) > 0) == elastic
     assert bool(entered) == bool(landing)
+
+
+@pytest.mark.parametrize(
+    ("layout", "right", "small"), [("1EPD", 1.0, False), ("1EPD", 0.6, True), ("1E1P1D", 0.8, True)]
+)
+def test_drafts_change_neither_tokens_nor_hits(path, wanted, layout, right, small, monkeypatch):
+    """A rejected draft leaves nothing in a window or a state, and takes no block that is wanted or found again."""
+    options = CHUNKED | {"layout": layout, "launcher": "inproc", "token_budget": 99}
+    if small:
+        options |= {"kv_cache_gib": few(path), "headroom_tokens": 0, "max_model_len": 140}
+    answers = {key([1, 9 + i, 8, 7] * 4, LONG, 0): ids for i, ids in enumerate(wanted[2])}
+    found = []
+    with drafts_of(monkeypatch, answers, right):
+        for drafts in ("off", "oracle,ngram"):
+            with LLM(path, drafts=drafts, **options) as llm:
+                assert small or converse(llm) == wanted[1]
+                stats = settled_stats(llm)
+                found.append((stats.tokens_found, stats.tokens_wanted))
+                assert write(llm) == wanted[2]
+                assert ask(llm) == wanted[0]
+                check_whole(llm)
+                drafted = settled_stats(llm).drafts
+    assert drafted["oracle"].n_accepted > (20 if small else 200) and found[0] == found[1]
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1EP1D"])

@@ -24,7 +24,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, spoken_ids
-from hydrainfer.scheduler import Budgets, Drafting, Policy, Scheduler
+from hydrainfer.scheduler import Budgets, Drafting, Guess, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport
 from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import make_request
@@ -171,13 +171,13 @@ class Oracle:
     def guess(self, seq, n):
         self.n_asked += 1
         answer = self.answers[seq.id][seq.n_produced :][:n]
-        return answer if self.n_asked % 3 else [*answer[:2], 9]
+        return Guess(answer if self.n_asked % 3 else [*answer[:2], 9])
 
     def keep(self, seqs):
         pass
 
 
-@pytest.mark.parametrize(("more", "kv_blocks"), [({}, 64), ({}, 20), ({WINDOW: 40}, 64)])
+@pytest.mark.parametrize(("more", "kv_blocks"), [({}, 64), ({}, 20), ({WINDOW: 40}, 64), ({STATE: 40}, 64)])
 def test_verified_drafts_write_what_single_steps_write(more, kv_blocks):
     """Every later step reads what they wrote, and the next request finds it."""
     requests = [make_request(f"r{i}", n_text=5 + i, max_tokens=25, salt=b"one") for i in range(3)]

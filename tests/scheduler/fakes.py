@@ -165,10 +165,10 @@ class FakeDevice:
         else:
             mine[target] = held.get(source)
 
-    def _window(self, seq, start, held):
+    def _window(self, seq, start, held, drafted):
         spec = self.window_spec
         blocks, first, end = seq.hold.blocks[spec.name], seq.hold.first_block[spec.name], len(held)
-        most = spec.most(1 if seq.stage is Stage.DECODE else spec.ahead)
+        most = spec.most(1) + drafted if seq.stage is Stage.DECODE else spec.most(spec.ahead)
         assert len(blocks) <= most, "more blocks than a window needs"
         for p in range(start, end):
             self.window[(blocks[p // 4 - first], p % 4)] = (p, held[p])
@@ -178,8 +178,9 @@ class FakeDevice:
 
     def _state(self, item, held):
         blocks = item.seq.hold.blocks[STATE.name]
-        assert len(blocks) <= STATE.most(1 if item.seq.stage is Stage.DECODE else 2), "more states than it needs"
-        source, written = STATE.scan(blocks, item.start, item.count)
+        most = STATE.with_drafts(len(item.drafts)) if item.drafts else STATE.most(1)
+        assert len(blocks) <= (most if item.seq.stage is Stage.DECODE else STATE.most(2)), "more states than it needs"
+        source, written = STATE.scan(blocks, item.start, item.count, bool(item.drafts))
         if item.start:
             assert self.state[source] == (item.start, held[item.start - 1]), "the sum of other tokens"
         for n_tokens, block in written:
@@ -210,7 +211,7 @@ class FakeDevice:
         read = [self.kv[(blocks[p // 4], p % 4)] for p in range(end)]
         assert read == list(enumerate(held)), "attention read foreign keys"
         if WINDOW.name in seq.hold.blocks:
-            self._window(seq, item.start, held)
+            self._window(seq, item.start, held, bool(item.drafts))
         if STATE.name in seq.hold.blocks:
             self._state(item, held)
         if item.sample:

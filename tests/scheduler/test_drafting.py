@@ -9,6 +9,7 @@ from hydrainfer.core import Lane, LiveSequence, Role, StepBatch, TokenWork
 from hydrainfer.scheduler import DRAFTERS, Budgets, Drafting, Scheduler, Worth
 from hydrainfer.scheduler.drafting import Guess, PredictionDrafter, TextDrafter
 from hydrainfer.scheduler.drafts import Drafts
+from hydrainfer.scheduler.room import SequenceRoom
 from hydrainfer.scheduler.worth import Luck
 from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
 
@@ -113,7 +114,7 @@ def test_no_step_gets_more_rows_than_the_kernel_or_the_limit_of_time_allows():
 
 def test_drafts_take_no_token_of_the_budget_that_another_decode_needs():
     for budget, n_drafts in ((1, 0), (2, 0), (4, 2), (9, 6)):
-        drafts = Drafts(lambda seq, n: None, Drafting([TextDrafter()], None, 3), usable=True)
+        drafts = Drafts(SequenceRoom(make_caches(), 0), Drafting([TextDrafter()], None, 3))
         work = [TokenWork(text([5, 6] * 4), 9, 1, True) for _ in range(2)]
         for item in work:
             item.seq.hold.capacity = 20

@@ -174,10 +174,10 @@ class Kernels:
     ) -> Tensor:
         """Decodes take one kernel call, which reads and writes their states once. Chunks use the matrix form."""
         out, n = torch.empty(gate.shape, dtype=gate.dtype), batch.n_decodes
-        if n:
-            kept = tails, states, batch.sources, batch.targets
-            rows = (part[:n] for part in (qkv, gate, beta, step))
-            self._gated_delta(*rows, *layer[:-1], *kept, out[:n], layer.eps)
+        for wave in batch.waves:
+            kept = tails, states, batch.sources[wave], batch.targets[wave]
+            rows = (part[wave] for part in (qkv, gate, beta, step))
+            self._gated_delta(*rows, *layer[:-1], *kept, out[wave], layer.eps)
         if batch.pieces:
             qkv, gate, beta, step = (part[n:] for part in (qkv, gate, beta, step))
             rule, norm = delta_chunks.delta_rule, self.rms_norm

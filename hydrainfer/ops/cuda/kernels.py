@@ -115,7 +115,9 @@ class CudaKernels:
             assert not batch.captured, "torch's operators would write the states of padding rows"
             return reference.short_conv(x, weight, bias, tails, batch)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        self._module.conv_step(x[:n], weight, bias, tails, batch.sources, batch.targets, out[:n], False)
+        for wave in batch.waves:
+            ids = batch.sources[wave], batch.targets[wave]
+            self._module.conv_step(x[wave], weight, bias, tails, *ids, out[wave], False)
         if batch.pieces:
             out[n:] = reference.short_conv(x[n:], weight, bias, tails, batch.chunks)
         return out
@@ -146,10 +148,12 @@ class CudaKernels:
             assert not batch.captured, "torch's operators would write the states of padding rows"
             return reference.gated_delta(qkv, gate, beta, step, layer, tails, states, batch, rule, norm)
         out, mixed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (gate, qkv[:n]))
-        ids, module = (batch.sources, batch.targets), self._module
-        module.conv_step(qkv[:n], layer.conv, None, tails, *ids, mixed, True)
-        rows = (mixed, gate[:n], beta[:n], step[:n])
-        module.delta_step(*rows, layer.norm, layer.log_rate, layer.step_bias, states, *ids, out[:n], layer.eps)
+        module = self._module
+        for wave in batch.waves:
+            ids = batch.sources[wave], batch.targets[wave]
+            module.conv_step(qkv[wave], layer.conv, None, tails, *ids, mixed[wave], True)
+            rows = (part[wave] for part in (mixed, gate, beta, step))
+            module.delta_step(*rows, layer.norm, layer.log_rate, layer.step_bias, states, *ids, out[wave], layer.eps)
         if batch.pieces:
             qkv, gate, beta, step = (part[n:] for part in (qkv, gate, beta, step))
             out[n:] = reference.gated_delta(qkv, gate, beta, step, layer, tails, states, batch.chunks, rule, norm)
