@@ -7,7 +7,7 @@ import math
 import torch
 
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import ConfigError
+from hydrainfer.core import ConfigError, Guessing
 from hydrainfer.models import Model
 from hydrainfer.scheduler import DRAFTERS, Budgets, Drafting, Guide, Worth
 
@@ -17,6 +17,10 @@ _MANY_ROWS = 64  # of a step, where nothing is known of its rows
 def drafters_of(config: ServeConfig, device: torch.device, *, ahead: bool) -> tuple[str, ...]:
     """The names of those who draft, in the order in which they are asked. With `auto` there are some only on a CPU,
     where nothing is launched ahead. Raises `ConfigError`."""
+    if Guessing.of(config.drafts, config.max_drafts) is not None:
+        if config.device != "emulated":
+            raise ConfigError(f"--drafts {config.drafts} is for emulated devices (--device emulated)", param="drafts")
+        return ()
     names = tuple(name.strip() for name in config.drafts.split(","))
     if names == ("off",):
         return ()
@@ -43,6 +47,8 @@ def drafting_of(
 ) -> Drafting:
     """The drafters of these names, and the policy that gives them rows. `model`: None on an emulated device. `guide`:
     None if no request has a grammar."""
+    if (guessing := Guessing.of(config.drafts, config.max_drafts)) is not None:
+        return Drafting.of_guesses(guessing, budgets)
     if not names:
         return Drafting()
     limit_s = min(budgets.step_s, budgets.gap_s or math.inf)

@@ -27,7 +27,7 @@ from hydrainfer.cache import DEVICE, HOST, CacheSet, CacheSizes, CacheSpec, toke
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
+from hydrainfer.core import CostModel, Guessing, Lane, OutputSink, PixelSource, Role, Stage, owner_of
 from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap, Runner, Timing
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.machine import instruction_sets
@@ -131,7 +131,8 @@ def build_engine(
     computed: Facts = {}
     if model is None:
         assert sizing.cost is not None
-        runners = _emulated(described, role, stores, around, sizing.cost, overlap)
+        guessing = Guessing.of(config.drafts, config.max_drafts) if role.runs(Stage.DECODE) else None
+        runners = _emulated(described, role, stores, around, sizing.cost, overlap, guessing)
     else:
         busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.lanes.busy(lane) for e in engines)
         lanes |= lanes_for(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
@@ -211,9 +212,10 @@ def _emulated(
     around: Surroundings,
     cost: CostModel,
     overlap: Overlap,
+    guessing: Guessing | None,
 ) -> dict[Lane, Runner]:
     spoken = spoken_ids(model.text.vocab, min(model.media_tokens, default=model.text.vocab))
-    device = EmulatedDevice(cost, around.clock, stores, spoken, around.pixels, overlap == "slice")
+    device = EmulatedDevice(cost, around.clock, stores, spoken, around.pixels, overlap == "slice", guessing)
     lanes = [lane for lane in role.lanes if lane is Lane.LANGUAGE or model.vision is not None]
     return {lane: EmulatedRunner(device, lane) for lane in lanes}
 

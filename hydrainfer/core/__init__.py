@@ -35,6 +35,7 @@ from hydrainfer.core.events import (
     OutputSink,
     total,
 )
+from hydrainfer.core.guessing import Guessing
 from hydrainfer.core.handoff import (
     Admit,
     Confirm,
@@ -83,6 +84,7 @@ __all__ = [
     "EventKind",
     "ExportHandle",
     "Grammar",
+    "Guessing",
     "Handoff",
     "HydraError",
     "InstanceInfo",

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hydrainfer.checkpoint import locate_model, model_folder, name_of, read_config
 from hydrainfer.config import Loaded, ServeConfig, cache_folder, inline_slo
-from hydrainfer.core import ConfigError, Layout
+from hydrainfer.core import ConfigError, Guessing, Layout
 from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.commands import shown
@@ -155,4 +155,6 @@ def _question(config: ServeConfig, n_devices: int) -> ProfileQuestion:
         quantization=config.quantization,
         workload=workload,
         slo=config.slo or "",
+        drafts=config.drafts if Guessing.of(config.drafts, config.max_drafts) else "off",
+        max_drafts=config.max_drafts,
     )

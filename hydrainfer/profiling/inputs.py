@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from hydrainfer.config import Slo
-from hydrainfer.core import Layout
+from hydrainfer.core import Guessing, Layout
 from hydrainfer.machine import n_cores
 from hydrainfer.planner.costs import EngineModel, ModelShape
 from hydrainfer.planner.nouns import ServerCost, TraceRequest
@@ -29,6 +29,7 @@ class StudyInputs(NamedTuple):
     slo: Slo
     target: float
     n_instances: int
+    drafts: Guessing | None = None
 
     def study(self, slo: Slo | None = None, n_devices: int | None = None) -> Study:
         """The study, with another SLO if given. On a CPU, `n_devices` instances share this machine's memory. Raises
@@ -37,7 +38,7 @@ class StudyInputs(NamedTuple):
         device = self.devices.device
         if self.devices.kind != "gpu":
             device = msgspec.structs.replace(device, memory_bytes=device.memory_bytes / n_devices)
-        return study_of(
+        study = study_of(
             self.shape,
             device,
             self.trace,
@@ -50,6 +51,7 @@ class StudyInputs(NamedTuple):
             more=self.more,
             unlike=[other for other, _ in self.devices.unlike[1:]],
         )
+        return msgspec.structs.replace(study, drafts=self.drafts)
 
     def candidates(self, study: Study, n_devices: int | None = None) -> Sequence[Layout]:
         n_of_kind = {device.name: n for device, n in self.devices.unlike}

@@ -60,6 +60,10 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Annotated[
         Quantization, flag(_WHAT, "int8: the decoder's matrices in 8 bits, as `serve` makes them; for CPUs.")
     ] = "none"
+    drafts: Annotated[
+        str, flag(_WHAT, "off, or right=SHARE: steps verify drafts, of which so many are right (docs/drafts.md).")
+    ] = "off"
+    max_drafts: Annotated[int, flag(_WHAT, "Drafts of a sequence in one step.", ge=1)] = 7
     requests: Annotated[int, flag(_HOW, "Requests in the simulated trace.", ge=1)] = 1000
     seed: Annotated[int, flag(_HOW, "Of the trace.", ge=0)] = 0
 

@@ -8,7 +8,8 @@ import msgspec
 
 from hydrainfer.checkpoint import locate_model, name_of
 from hydrainfer.config import Slo, inline_slo, locate, read_slo
-from hydrainfer.core import ConfigError
+from hydrainfer.core import ConfigError, Guessing
+from hydrainfer.core.guessing import MAX_DRAFTS
 from hydrainfer.planner.costs import WEIGHT_BYTES, CostFile, ModelShape, read_engine
 from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
 from hydrainfer.planner.nouns import TraceRequest
@@ -56,6 +57,8 @@ class ProfileSetup(NamedTuple):
             flags += ["--quantization", self.question.quantization]
         if on_cpu:
             flags += ["--slo", self.inputs.slo.inline]
+        if self.question.drafts != "off" and self.devices.kind == "emulated":
+            flags += ["--drafts", self.question.drafts, "--max-drafts", str(self.question.max_drafts)]
         return flags
 
     @property
@@ -79,7 +82,8 @@ def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
         raise ConfigError("measured and emulated times are HydraInfer's: leave --engine out", param="engine")
     more = _more(q, workload)
     n_instances = q.devices // q.tensor_parallel
-    inputs = StudyInputs(shape, devices, engine, trace, more, slo, q.target, n_instances)
+    drafts = Guessing.of(q.drafts, q.max_drafts)
+    inputs = StudyInputs(shape, devices, engine, trace, more, slo, q.target, n_instances, drafts)
     return ProfileSetup(q, workload, inputs, prices_of(q, devices))
 
 
@@ -119,6 +123,12 @@ def _check(q: ProfileQuestion) -> None:
                 f"--{name} is for a described device, such as --hardware h800: measured times are of what was measured",
                 param=name.replace("-", "_"),
             )
+    if q.drafts != "off" and Guessing.of(q.drafts, q.max_drafts) is None:
+        raise ConfigError(f"--drafts is off or right=SHARE, such as right=0.6, not {q.drafts!r}", param="drafts")
+    if q.max_drafts > MAX_DRAFTS:
+        raise ConfigError(f"--max-drafts is at most {MAX_DRAFTS}, not {q.max_drafts}", param="max_drafts")
+    if q.drafts != "off" and q.engine != "hydrainfer":
+        raise ConfigError("--drafts are planned for hydrainfer alone: leave --engine out", param="drafts")
     read_prices(q)
     if q.objective != "goodput" and not (q.rate and q.rate > 0.0):
         raise ConfigError(f"--objective {q.objective} needs a --rate of requests per second", param="rate")

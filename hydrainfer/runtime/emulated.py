@@ -7,6 +7,7 @@ writes is fixed at launch and carried out when its time is over, so a block that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import takewhile
 
 from hydrainfer.cache import for_stage
@@ -14,6 +15,7 @@ from hydrainfer.core import (
     CostModel,
     DeviceTime,
     EncodeWork,
+    Guessing,
     HydraError,
     InternalError,
     Lane,
@@ -49,7 +51,7 @@ def spoken_ids(n_vocab: int, placeholder: int) -> range:
 class EmulatedDevice:
     """The state that the lanes of one instance share. `clock` is the engine's; `stores` by spec name; `spoken`: the ids
     to answer with. With `pixels`, each picture's pixels are fetched as a vision tower's would be. `sliced`: lanes share
-    a thread."""
+    a thread. `guessing`: results bring guesses of what follows."""
 
     def __init__(
         self,
@@ -59,8 +61,9 @@ class EmulatedDevice:
         spoken: range,
         pixels: PixelSource | None = None,
         sliced: bool = False,
+        guessing: Guessing | None = None,
     ) -> None:
-        self.clock, self.spoken, self.pixels = clock, spoken, pixels
+        self.clock, self.spoken, self.pixels, self.guessing = clock, spoken, pixels, guessing
         self.tags = {name: TagStore(store) for name, store in stores.items()}
         self._time = SlicedTime(cost) if sliced else DeviceTime(cost)
 
@@ -193,6 +196,7 @@ class _Language:
         self._kv, self._kv_name, self._others = kv, kv.spec.name, others
         self._embeds = device.tags_for(Stage.ENCODE)
         self._block_tokens = self._kv.spec.block_tokens
+        self._guessing = device.guessing
         self._lives: dict[str, _Life] = {}
         self._n_steps = 0
 
@@ -237,10 +241,13 @@ class _Language:
             if start < seq.n_prompt and (asked := item.asked):
                 n_top = request.sampling.prompt_logprobs or 0
                 result.prompt_logprobs[i] = [self._logprobs(seq.tokens[at], n_top) for at in asked]
-            for i in range(len(drafts)):
+            if self._guessing is not None and item.sample:
+                n_known = start + count + 1
+                result.drafts[i] = self._guessing.after(request, n_known, partial(self._token, life))
+            for n in range(len(drafts)):
                 if life.logprobs is not None:
-                    result.logprobs[len(tokens)] = self._logprobs(self._token(life, start + 1 + i), life.logprobs)
-                tokens.append(self._token(life, start + 1 + i))
+                    result.logprobs[len(tokens)] = self._logprobs(self._token(life, start + 1 + n), life.logprobs)
+                tokens.append(self._token(life, start + 1 + n))
             if drafts:
                 start, count = start + len(drafts), 1
             if item.sample:

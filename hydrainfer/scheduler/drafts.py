@@ -10,17 +10,21 @@ the answer has the same tokens as without drafts.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 from itertools import takewhile
 from operator import eq
 from typing import NamedTuple, Protocol
 
-from hydrainfer.core import DraftCounts, LiveSequence, StepBatch, TokenWork
+from hydrainfer.core import DraftCounts, Guessing, LiveSequence, StepBatch, TokenWork
 from hydrainfer.scheduler.drafting import Drafter, Guess, Guide
+from hydrainfer.scheduler.policy import Budgets
 from hydrainfer.scheduler.worth import Luck, Worth
 
 logger = logging.getLogger("hydrainfer.scheduler.drafts")
 
+_MANY_ROWS = 64
+"""The most rows of a step with drafts on a modelled device."""
 _DEVICE = "device"
 """The name of the drafter whose guesses come with results."""
 _USUAL = 0.02
@@ -37,6 +41,11 @@ class Drafting(NamedTuple):
     most: int = 63
     guide: Guide | None = None
     n_vocab: int = 1 << 31
+
+    @classmethod
+    def of_guesses(cls, guesses: Guessing, budgets: Budgets) -> Drafting:
+        """That of a device whose results bring guesses."""
+        return cls((), Worth(_MANY_ROWS, min(budgets.step_s, budgets.gap_s or math.inf)), guesses.most)
 
 
 class DraftRoom(Protocol):

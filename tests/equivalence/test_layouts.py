@@ -212,6 +212,8 @@ def test_drafts_change_no_token(tiny, without_drafts, layout, options, monkeypat
     ("options", "said"),
     [
         ({"drafts": "ngrams"}, "unknown drafter 'ngrams'"),
+        ({"drafts": "right=0.5"}, "is for emulated devices"),
+        ({"drafts": "right=x"}, "right= takes a share"),
         ({"drafts": "ngram", "async_scheduling": True}, "--no-async-scheduling"),
         ({"max_drafts": 64}, "max_drafts"),
     ],

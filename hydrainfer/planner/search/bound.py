@@ -80,7 +80,8 @@ def _kind(name: str) -> str:
 
 
 def _mean_work(study: Study, cost: CostModel, n_batch: int) -> StageWork:
-    each = [work_of(t, cost, n_batch, n) for t, n in _without_repeats(study.trace)]
+    per_step = study.drafts.tokens_per_step if study.drafts else 1.0
+    each = [work_of(t, cost, n_batch, n, per_step) for t, n in _without_repeats(study.trace)]
     return StageWork(*(sum(column) / len(each) for column in zip(*each)))
 
 
@@ -113,18 +114,20 @@ def _needs(cost: CostModel, work: StageWork) -> Iterator[_Need]:
     yield _Need((encode, prefill, decode), (encode_s, 0.0, decode_s), beside)
 
 
-def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) -> StageWork:
-    """The work of one request that decodes in a batch of `n_batch` and finds `n_found` tokens of its prompt in the
-    cache. The requests of a batch share its fixed time; that of prefill batches is left out."""
+def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0, per_step: float = 1.0) -> StageWork:
+    """The work of one request that decodes in a batch of `n_batch`, `per_step` tokens in each, and finds `n_found`
+    tokens of its prompt in the cache. The requests of a batch share its fixed time; that of prefill batches is left
+    out, and so is that of drafts that are wrong."""
     encode_s = sum(min(cost.encode_s([p] * n) / n for n in _BATCHES) for p in t.pictures)
     n_fresh = t.n_prompt - n_found
     prefill_s = cost.prefill_token_s * n_fresh + cost.prefill_attention_s * (t.n_prompt**2 - n_found**2) / 2
-    n_steps = t.n_output - 1  # prefill makes the first token
+    n_steps = t.n_output - 1  # tokens; prefill makes the first one
     n_contexts = n_steps * t.n_prompt + n_steps * (n_steps + 1) // 2
     arithmetic_s = cost.decode_token_s * n_steps + cost.decode_context_s * n_contexts
     weights_s = cost.weights_s + cost.experts_read_s(n_batch)
-    traffic_s = (weights_s / n_batch + cost.sequence_s) * n_steps + cost.context_s * n_contexts
-    decode_s = max(arithmetic_s, traffic_s) + cost.step_base_s * n_steps / n_batch
+    shared_by = n_batch * per_step  # tokens of a step
+    traffic_s = (weights_s / shared_by + cost.sequence_s) * n_steps + cost.context_s * n_contexts
+    decode_s = max(arithmetic_s, traffic_s) + cost.step_base_s * n_steps / shared_by
     return StageWork(encode_s, prefill_s, decode_s, arithmetic_s)
 
 

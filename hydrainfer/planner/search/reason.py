@@ -4,7 +4,6 @@ time."""
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 from statistics import fmean
 
 import msgspec
@@ -13,7 +12,7 @@ from hydrainfer.core import CostModel, Layout, Stage
 from hydrainfer.judging import Verdict, blamed, judge, per_token
 from hydrainfer.metrics import INTERVALS, Timeline, Timelines
 from hydrainfer.planner.nouns import TraceRequest
-from hydrainfer.planner.search.study import Study, attempt
+from hydrainfer.planner.search.study import Study, attempt, token_intervals_s
 
 _NO_TOKEN = Verdict(ttft=False, tpot=True, e2e=True)
 _UNLOADED = 24  # requests simulated without load, for the usual intervals
@@ -57,7 +56,7 @@ def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
     blame: Counter[tuple[str, str]] = Counter()
     timelines = timelines_at(study, layout, rate)
     for t in timelines:
-        verdict = judge(study.slo, t.ttft_s, [b - a for a, b in pairwise(t.token_s)], t.e2e_s or 0.0)
+        verdict = judge(study.slo, t.ttft_s, token_intervals_s(t.token_s), t.e2e_s or 0.0)
         verdict = verdict if t.token_s else _NO_TOKEN
         for limit, interval in blamed(verdict, t.intervals_s, usual, len(t.token_s)).items():
             blame[limit.upper(), interval] += 1

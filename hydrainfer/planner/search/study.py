@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 import msgspec
 
 from hydrainfer.cache import CacheSizes, CacheSpec, Split
 from hydrainfer.config import Slo
-from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
+from hydrainfer.core import CostModel, Guessing, Layout, LifecycleEvent, Request, Stage
 from hydrainfer.engine import EventSink, Overlap
 from hydrainfer.judging import FAILED, Series, Verdict, at_quantile, delay_limit_s, judge
 from hydrainfer.metrics import Timelines
@@ -45,7 +45,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     """The workload, SLO and devices that layouts are judged by. `stations`: by role. `trace`: the workload, whose
     arrivals are stretched to each rate; `more`: other requests of the workload, for runs after the first. `target`: the
     share of requests that must meet the SLO. `patience_s`: the longest TTFT limit that runs will be judged by, if it is
-    longer than the SLO's, so that no run is stopped that may still meet it."""
+    longer than the SLO's, so that no run is stopped that may still meet it. `drafts`: the guesses that steps verify."""
 
     stations: Mapping[str, Station]
     trace: tuple[TraceRequest, ...]
@@ -58,6 +58,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     overlap: Overlap = "free"
     balancing: str = "least_load"
     server: ServerCost = ServerCost()
+    drafts: Guessing | None = None
 
     def budgets(self, layout: Layout) -> dict[str, Budgets]:
         """The budgets of each role of the layout. They depend on the share of the work that an instance has there."""
@@ -101,6 +102,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
                     budgets=budgets[str(role)],
                     policy=self.policy,
                     overlap=self.overlap,
+                    drafts=self.drafts if role.runs(Stage.DECODE) else None,
                 )
             )
         return models
@@ -255,7 +257,19 @@ def verdict_of(s: ServedRequest, slo: Slo) -> Verdict:
     if s.finish != "length" or not s.token_s:
         return FAILED
     at = s.token_s
-    return judge(slo, at[0] - s.arrival_s, [b - a for a, b in pairwise(at)], at[-1] - s.arrival_s)
+    return judge(slo, at[0] - s.arrival_s, token_intervals_s(at), at[-1] - s.arrival_s)
+
+
+def token_intervals_s(token_s: Sequence[float]) -> list[float]:
+    """The intervals between a request's tokens. Those of one step count as equally far apart, as in the load
+    generator."""
+    found: list[float] = []
+    before = token_s[0] if token_s else 0.0
+    for at, together in groupby(token_s[1:]):
+        n = len(list(together))
+        found += [(at - before) / n] * n
+        before = at
+    return found
 
 
 def mean_interval_s(s: ServedRequest) -> float | None:
@@ -266,7 +280,7 @@ def mean_interval_s(s: ServedRequest) -> float | None:
 
 def slowest_interval_s(token_s: Sequence[float], slo: Slo) -> float:
     """The smallest TPOT limit that `slo.token_share` of a request's token intervals meet."""
-    steps = sorted(b - a for a, b in pairwise(token_s))
+    steps = sorted(token_intervals_s(token_s))
     if steps:
         return steps[max(1, math.ceil(slo.token_share * len(steps) - 1e-9)) - 1]
     return 0.0

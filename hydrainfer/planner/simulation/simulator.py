@@ -28,6 +28,7 @@ from hydrainfer.core import (
     DeviceTime,
     EventKind,
     ExportHandle,
+    Guessing,
     Lane,
     LifecycleEvent,
     LiveSequence,
@@ -40,13 +41,14 @@ from hydrainfer.core import (
     Stage,
     StepBatch,
     StepResult,
+    TokenWork,
     owner_of,
 )
 from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap
 from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
 from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
-from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from hydrainfer.scheduler import Budgets, Drafting, Policy, Scheduler
 
 _INCARNATION = 1
 _BEAT_S = Pulse().beat_s
@@ -54,7 +56,8 @@ _BEAT_S = Pulse().beat_s
 
 class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
     """One instance of a deployment. `blocks`: the number of blocks per cache that its memory holds; `split`: how the
-    caches share that memory; `host`: the number of blocks of each cache in host memory."""
+    caches share that memory; `host`: the number of blocks of each cache in host memory. `drafts`: the guesses that come
+    with its results."""
 
     name: str
     role: Role
@@ -65,6 +68,7 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
     overlap: Overlap = "free"
     host: Mapping[CacheSpec, int] = {}
     split: Split | None = None
+    drafts: Guessing | None = None
 
 
 @dataclass(slots=True)
@@ -257,9 +261,11 @@ class ModelledNode(Instance):
         self.inbox: list[Parcel | Submit] = []
         self.leap: Leap | None = None
         self.wake_at = 0.0
-        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy, host=CacheSet(dict(i.host)))
+        host, drafting = CacheSet(dict(i.host)), None if i.drafts is None else Drafting.of_guesses(i.drafts, i.budgets)
+        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy, host=host, drafting=drafting)
         self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
-        self._runners = {lane: _ModelledLane(self.device, sim) for lane in i.role.lanes}
+        self._runners = {lane: _ModelledLane(self.device, sim, i.drafts) for lane in i.role.lanes}
+        self._leaps = sim.leaps and i.drafts is None  # no two steps are alike with drafts
         moves = Moves(i.name, _INCARNATION, scheduler, placer, self, self)
         copies = None
         if i.host:
@@ -284,7 +290,7 @@ class ModelledNode(Instance):
             self.hear(message, now)
         wake_at = self.step(now)
         flying = [self._runners[lane].ticket for lane in self.engine.lanes.in_flight]
-        if len(flying) == 1 and self._sim.leaps:
+        if len(flying) == 1 and self._leaps:
             self.leap = Leap.begin(self.engine, self.device, flying[0], wake_at)
             if self.leap is not None:
                 return min(self.leap.ends_at, self.beat_at)
@@ -339,18 +345,34 @@ class _ModelledLane:
 
     ticket: ModelledTicket
 
-    def __init__(self, device: DeviceTime, sim: Simulator) -> None:
+    def __init__(self, device: DeviceTime, sim: Simulator, drafts: Guessing | None) -> None:
         self._device = device
         self._sim = sim
+        self._drafts = drafts
 
     def launch(self, batch: StepBatch) -> ModelledTicket:
         result = StepResult(batch)
-        if batch.lane is Lane.LANGUAGE:
+        if batch.lane is Lane.LANGUAGE and self._drafts is not None:
+            self._sample(batch, result, self._drafts)
+        elif batch.lane is Lane.LANGUAGE:
             answer = self._sim.answer
             result.tokens = [answer(w.seq.request, w.start + w.count) for w in batch.work if w.sample]
         now = self._sim.now
         self.ticket = ModelledTicket(self._device.occupy(batch, now), result, now)
         return self.ticket
+
+    def _sample(self, batch: StepBatch, result: StepResult, guessing: Guessing) -> None:
+        """A token for each row, and guesses of what follows the right ones."""
+        for place, w in enumerate(batch.work):
+            if not isinstance(w, TokenWork) or not w.sample:
+                continue
+            answer = partial(self._sim.answer, w.seq.request)
+            n_drafts = len(w.drafts)
+            rows = [answer(w.start + w.count - n_drafts + n) for n in range(1 + n_drafts)]
+            n_right = next((n for n, draft in enumerate(w.drafts) if draft != rows[n]), n_drafts)
+            result.tokens += rows
+            n_tokens = w.start + w.count - n_drafts + n_right + 1
+            result.drafts[place] = guessing.after(w.seq.request, n_tokens, answer)
 
     def close(self) -> None:
         """Nothing to do: nothing runs outside the virtual clock."""

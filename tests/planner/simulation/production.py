@@ -16,7 +16,7 @@ from hydrainfer.engine import Copies, Engine, Moves
 from hydrainfer.machine import host_identity
 from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
-from hydrainfer.scheduler import Scheduler
+from hydrainfer.scheduler import Drafting, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, between_tiers
 
 
@@ -95,8 +95,10 @@ class Production:
             stores = {spec.name: BlockStore(spec, n, "cpu") for spec, n in i.blocks.items()}
             self.caches[i.name] = CacheSet(dict(i.blocks))
             hosted = {spec.name: BlockStore(spec, n) for spec, n in i.host.items()}
-            scheduler = Scheduler(i.role, self.caches[i.name], i.budgets, i.policy, host=CacheSet(dict(i.host)))
-            device = EmulatedDevice(i.cost, lambda: self.now, stores, spoken, sliced=i.overlap == "slice")
+            host, drafting = CacheSet(dict(i.host)), i.drafts and Drafting.of_guesses(i.drafts, i.budgets)
+            scheduler = Scheduler(i.role, self.caches[i.name], i.budgets, i.policy, host=host, drafting=drafting)
+            sliced = i.overlap == "slice"
+            device = EmulatedDevice(i.cost, lambda: self.now, stores, spoken, sliced=sliced, guessing=i.drafts)
             runners = {lane: self.logged(i.name, EmulatedRunner(device, lane)) for lane in i.role.lanes}
             exports = Exports(owner_of(i.name, 1), stores, "local", local=local)
             routes = Routes("local", stores[next(iter(stores))].device, local=local)
