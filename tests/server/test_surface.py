@@ -92,6 +92,7 @@ def test_instances(start):
             "preemptions": 4,
             "landed": 0,
             "blocks_pulled": {"kv": 7},
+            "drafts": {},
         },
         "trouble": None,
     }

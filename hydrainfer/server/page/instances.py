@@ -62,6 +62,10 @@ def _load(s: InstanceStats) -> dict[str, Any]:
         "preemptions": s.n_preemptions,
         "landed": s.n_landed,
         "blocks_pulled": s.blocks_pulled,
+        "drafts": {
+            name: {"guesses": of.n_drafts, "tokens": of.n_tokens, "accepted": of.n_accepted}
+            for name, of in s.drafts.items()
+        },
     }
 
 

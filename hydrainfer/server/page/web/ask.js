@@ -98,6 +98,7 @@ function finish(begin, usage, why) {
     ["all after", seconds(told ? told.e2e_s : (performance.now() - begin) / 1000)],
     ["tokens", usage ? `${usage.prompt_tokens} in, ${n} out` : null],
     ["pace", pace == null || !isFinite(pace) ? null : `${pace.toFixed(pace < 10 ? 1 : 0)} tokens/s`],
+    ["per step", told?.n_steps ? `${(n / told.n_steps).toFixed(2)} tokens` : null],
     ["end", why === "length" ? "at the limit of tokens" : null],
   ]);
   if (!told) return;

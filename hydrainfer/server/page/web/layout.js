@@ -54,6 +54,8 @@ function card(instance) {
     }
     box.append(doing, dots(load), ...Object.entries(load.cache_blocks).map(([kind, blocks]) => cache(kind, blocks)));
     if (load.preemptions) box.append(make("div", "quiet", `${load.preemptions} preempted so far`));
+    for (const [name, { tokens, accepted }] of Object.entries(load.drafts).filter(([, drafts]) => drafts.tokens))
+      box.append(make("div", "quiet", `${accepted} of ${tokens} drafts right (${name})`));
   }
   if (instance.trouble) box.append(make("div", "trouble", instance.trouble));
   return box;
