@@ -76,7 +76,7 @@ def target(tmp_path_factory):
         copy(ROOT / name, tree / name)
     archive = python("-c", BUILD, "build_sdist", out, cwd=tree, PYTHONPATH="")
     with tarfile.open(out / archive) as packed:
-        packed.extractall(out, filter="data")
+        packed.extractall(out, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4 on
     wheel = python("-c", BUILD, "build_wheel", out, cwd=out / archive.removesuffix(".tar.gz"), PYTHONPATH="")
     pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check")
     subprocess.run([sys.executable, *pip, "--target", out / "target", out / wheel], check=True)

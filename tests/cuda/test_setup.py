@@ -121,7 +121,7 @@ def test_lanes_begin_after_what_was_set_up(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     stream = SimpleNamespace(synchronize=lambda: steps.append("fence"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    around = SimpleNamespace(node=None)
+    around = SimpleNamespace(node=None, grammars=None)
     with pytest.raises(Stop):
         assembling.build_engine(
             ServeConfig(model=str(MODEL)), read_config(MODEL), Role.parse("EPD"), around, assembling.Sizing(512)
