@@ -3,8 +3,8 @@
 One server with drafts; each request is sent with them and with `"drafts": false`, in turns. First one at a time: the
 time per token after the first (TPOT), tokens per step, and which drafts were right, by drafter and position. The same
 texts are asked greedily and at temperature 0.7. Then many at a time: tokens per second, and the 90th percentile of
-TPOT. Ratios are medians of those of the rounds; below 1 is faster for TPOT, above 1 for throughput. Answers with and
-without drafts are compared and have to be the same. The default model, SmolLM2-135M-Instruct, comes with
+TPOT. Ratios are medians of those of the rounds; below 1 is faster for TPOT, above 1 for throughput. Answers of one at a
+time have to be the same; of many, batches differ, and the share of answers that do is counted. The default model, SmolLM2-135M-Instruct, comes with
 `make .cache/real/.installed`.
 """
 
@@ -206,7 +206,7 @@ def time_settled() -> None:
 
 def many_at_a_time(asked: Asked, text: Text, n: int, n_rounds: int) -> dict[str, Any]:
     """Tokens per second and TPOT of `n` requests at once, with drafts ÷ without."""
-    throughput, tails = [], []
+    throughput, tails, n_other = [], [], 0
     with ThreadPoolExecutor(n) as pool:
         for i in range(n_rounds + 1):
             rate, tail, ids = {}, {}, {}
@@ -217,11 +217,12 @@ def many_at_a_time(asked: Asked, text: Text, n: int, n_rounds: int) -> dict[str,
                 rate[drafts] = sum(len(a.ids) for a in answers) / (perf_counter() - begin_s)
                 tpot = sorted(a.tpot_s for a in answers if a.tpot_s)
                 tail[drafts], ids[drafts] = tpot[int(0.9 * (len(tpot) - 1))], [a.ids for a in answers]
-            assert ids[True] == ids[False], "drafts have changed an answer"
+            n_other += sum(a != b for a, b in zip(ids[True], ids[False]))
             if i:
                 throughput.append(rate[True] / rate[False])
                 tails.append(tail[True] / tail[False])
     found = {"throughput_ratio": statistics.median(throughput), "tpot_p90_ratio": statistics.median(tails)}
+    found["other_answers"] = n_other / (n * (n_rounds + 1))
     return found | {"throughput_ratios": throughput, "tpot_p90_ratios": tails}
 
 
