@@ -4,7 +4,8 @@ One server with drafts; each request is sent with them and with `"drafts": false
 time per token after the first (TPOT), tokens per step, and which drafts were right, by drafter and position. The same
 texts are asked greedily and at temperature 0.7. Then many at a time: tokens per second, and the 90th percentile of
 TPOT. Ratios are medians of those of the rounds; below 1 is faster for TPOT, above 1 for throughput. Answers of one at a
-time have to be the same; of many, batches differ, and the share of answers that do is counted. The default model, SmolLM2-135M-Instruct, comes with
+time have to be the same; of many, batches differ, and the share of answers that do is counted.
+The default model, SmolLM2-135M-Instruct, comes with
 `make .cache/real/.installed`.
 """
 
