@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, Guessing
 from hydrainfer.models import Model
-from hydrainfer.scheduler import DRAFTERS, Budgets, Drafting, Guide, Worth
-
-_MANY_ROWS = 64  # of a step, where nothing is known of its rows
+from hydrainfer.scheduler import DRAFTERS, MANY_ROWS, Budgets, Drafting, Guide, Worth
 
 
 def drafters_of(config: ServeConfig, device: torch.device, *, ahead: bool) -> tuple[str, ...]:
@@ -51,12 +47,9 @@ def drafting_of(
         return Drafting.of_guesses(guessing, budgets)
     if not names:
         return Drafting()
-    limit_s = min(budgets.step_s, budgets.gap_s or math.inf)
-    language = None if model is None else model.language
-    if model is None or language is None or model.ops.products is None:
-        worth = Worth(_MANY_ROWS, limit_s)
-    else:
-        worth = Worth(language.few_rows or _MANY_ROWS, limit_s, model.ops.products.slower)
+    worth = Worth(MANY_ROWS, budgets.draft_s)
+    if model is not None and model.language is not None and model.ops.products is not None:
+        worth = Worth(model.language.few_rows or MANY_ROWS, budgets.draft_s, model.ops.products.slower)
     drafters = [made for name in names if (made := DRAFTERS[name](guide)) is not None]
     return Drafting(drafters, worth, config.max_drafts, guide, n_vocab)
 

@@ -109,7 +109,7 @@ def build_engine(
     device, node = torch_device(config), around.node
     dtype, overlap = dtype_of(config, device, described.dtype), overlap_of(config, device)
     settled = _Settled(device, dtype, overlap, ahead_of(config, device))
-    drafters = drafters_of(config, device, ahead=settled.ahead)
+    drafters, guessing = drafters_of(config, device, ahead=settled.ahead), None
     model, lanes = None, dict[Lane, LaneThread]()
     if sizing.cost is None:
         pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None
@@ -123,15 +123,16 @@ def build_engine(
     caches = CacheSet(*sizes, None if model is None else clear)
     budgets = budgets_of(config, overlap)
     follower = None if around.grammars is None or model is None else Follower(around.grammars)
-    drafters = drafters if role.runs(Stage.DECODE) else ()
-    drafting = drafting_of(config, drafters, budgets, model, follower, described.text.vocab)
+    drafting = Drafting()
+    if role.runs(Stage.DECODE):
+        guessing = Guessing.of(config.drafts, config.max_drafts)
+        drafting = drafting_of(config, drafters, budgets, model, follower, described.text.vocab)
     scheduler = _scheduler(config, role, caches, budgets, CacheSet(host), drafting)
     engines: list[Engine] = []  # the engine, once it exists: lanes already run before, to capture graphs
     runners: Mapping[Lane, Runner]
     computed: Facts = {}
     if model is None:
         assert sizing.cost is not None
-        guessing = Guessing.of(config.drafts, config.max_drafts) if role.runs(Stage.DECODE) else None
         runners = _emulated(described, role, stores, around, sizing.cost, overlap, guessing)
     else:
         busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.lanes.busy(lane) for e in engines)

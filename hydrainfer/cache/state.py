@@ -66,7 +66,9 @@ class StateSpec(CacheSpec, frozen=True):
     def after_drafts(self, n_before: int, n_computed: int) -> list[int]:
         last = n_computed // self.block_tokens * self.block_tokens
         kept = {0, n_computed - n_before}
-        return sorted(kept | {last - n_before} if last > n_before else kept)
+        if last > n_before:
+            kept.add(last - n_before)
+        return sorted(kept)
 
     # ---- how many blocks
 

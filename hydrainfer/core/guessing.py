@@ -11,7 +11,7 @@ from hydrainfer.core.request import Request
 
 _PREFIX = "right="
 MAX_DRAFTS = 63
-"""Of a sequence in one step."""
+"""The most drafts of a sequence in one step."""
 
 
 class Guessing(NamedTuple):

@@ -81,6 +81,7 @@ class Follower:
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._places: dict[str, _MatcherState] = {}  # by request, the last used last
+        self._n_kept = 0  # of them when there was last made room
         self._turn = Lock()
 
     def blocked(self, guided: Sequence[Guided], n_columns: int) -> tuple[np.ndarray, dict[str, Failure]]:
@@ -91,14 +92,14 @@ class Follower:
         failed: dict[str, Failure] = {}
         row = 0
         with self._turn:
-            n_before = len(self._places)
             for one in guided:
                 failure = self._allow(one, allowed[row : row + one.n_rows])
                 if failure is not None:
                     failed[one.id] = failure
                 row += one.n_rows
-            if len(self._places) > n_before:
+            if len(self._places) > self._n_kept:  # also those that only drafters have asked about
                 self._make_room(len(guided))
+            self._n_kept = len(self._places)
         return np.unpackbits(~allowed, axis=1, bitorder="little", count=n_columns).view(bool), failed
 
     def forced(self, seq: LiveSequence) -> Sequence[int]:
@@ -137,7 +138,9 @@ class Follower:
         """Set the bits of the tokens that may come, [n_rows, bytes]. Returns why the request cannot go on, if so."""
         place, before = None, (0, 0)
         for n, bits in enumerate(allowed):
-            produced = [*guided.produced, *guided.drafts[:n]] if n else guided.produced
+            produced = guided.produced
+            if n:
+                produced = [*produced, *guided.drafts[:n]]
             begin = _answer_begins(guided.reasoning, produced)
             if begin is None:
                 bits[:] = self._thinking(len(bits))
@@ -145,7 +148,8 @@ class Follower:
             try:
                 if place is None:
                     place = self._advance(guided._replace(produced=produced), begin)
-                    before = place.place if n == 0 else (0, 0)
+                    if n == 0:
+                        before = place.place
                 elif not place.read(guided.drafts[n - 1]):
                     _check(place)
                     allowed[n:] = 0xFF

@@ -366,7 +366,8 @@ class Processor:
         for token_ids in token_lists:
             check_known(token_ids, self.model, param)
         predicted_ids = predicted(sampling.prediction, self.model)
-        sampling = msgspec.structs.replace(sampling, prediction="") if sampling.prediction else sampling
+        if sampling.prediction:
+            sampling = msgspec.structs.replace(sampling, prediction="")
         seeds = [secrets.randbits(63) if sampling.seed is None else sampling.seed for _ in token_lists]
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # cached KV has no log-probabilities
         chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]

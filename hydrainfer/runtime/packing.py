@@ -114,7 +114,7 @@ def pack_tokens(
     n_decodes = len(items)
     counts = [w.count for w in rows]
     ids = [0 if w.unknown else w.seq.tokens[w.start] for w in items[: len(singles)]]
-    ids += [work[i].drafts[n - 1] if n else work[i].seq.tokens[work[i].start] for i, n in steps]
+    ids += [(work[i].seq.tokens[work[i].start], *work[i].drafts)[n] for i, n in steps]
     first = np.array([w.start for w in rows], dtype=np.int64)
     if not chunks:
         starts = np.arange(n_decodes + 1, dtype=np.int32)
@@ -126,9 +126,15 @@ def pack_tokens(
     for w in rows[n_decodes:]:
         ids += w.seq.tokens[w.start : w.start + w.count]
     sequences, spans = [w.seq for w in rows], _spans(rows[n_decodes:], n_decodes)
-    places = [*((i, 0) for i in singles), *steps, *((i, 0) for i in chunks)]
-    place = {at: row for row, at in enumerate(places)}
-    sampled = [place[i, n] for i, w in enumerate(work) if w.sample for n in range(len(w.drafts) + 1)]
+    places, begins = list[tuple[int, int]](), list(range(len(work)))  # item and row of it; each item's first row
+    if states or drafted or chunks:
+        places = [*((i, 0) for i in singles), *steps, *((i, 0) for i in chunks)]
+    if drafted or chunks:
+        row_of = {place: row for row, place in enumerate(places)}
+        begins = [row_of[i, 0] for i in begins]
+        sampled = [row_of[i, n] for i, w in enumerate(work) if w.sample for n in range(len(w.drafts) + 1)]
+    else:
+        sampled = [i for i, w in enumerate(work) if w.sample]
     packed = PackedTokens(
         ids=np.array(ids, dtype=np.int64),
         positions=positions if rotary is None else rotary.of(rows, positions, starts),
@@ -143,7 +149,7 @@ def pack_tokens(
         embed_rows=None,
         follows=_follows(items, before, int(starts[-1])) if any(w.unknown for w in items[: len(singles)]) else None,
         asked=[
-            _asked(i, w, int(starts[place[i, 0]])) for i, w in enumerate(work) if w.start < w.seq.n_prompt and w.asked
+            _asked(i, w, int(starts[begins[i]])) for i, w in enumerate(work) if w.start < w.seq.n_prompt and w.asked
         ],
         shares=bool(drafted),
     )
@@ -233,8 +239,9 @@ def _scan(spec: CacheSpec, work: list[TokenWork], places: list[tuple[int, int]],
     scans = {i: spec.scan(w.seq.hold.blocks[spec.name], w.start, w.count, bool(w.drafts)) for i, w in enumerate(work)}
     for row, (i, n) in enumerate(places[:n_decodes]):
         source, writes = scans[i]
-        sources.append(writes[n - 1][1] if n else source)
-        targets.append(writes[n][1])
+        blocks = [source, *(block for _, block in writes)]
+        sources.append(blocks[n])
+        targets.append(blocks[n + 1])
         if n == len(waves):
             waves.append(slice(row, row))
         waves[n] = slice(waves[n].start, row + 1)

@@ -12,11 +12,12 @@ from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.policy import ENOUGH_S, RUNNING, STEP_S, Budgets, Policy
 from hydrainfer.scheduler.scheduler import Scheduler
 from hydrainfer.scheduler.skip import skip
-from hydrainfer.scheduler.worth import Worth
+from hydrainfer.scheduler.worth import MANY_ROWS, Worth
 
 __all__ = [
     "DRAFTERS",
     "ENOUGH_S",
+    "MANY_ROWS",
     "RUNNING",
     "STEP_S",
     "Budgets",

@@ -10,7 +10,6 @@ the answer has the same tokens as without drafts.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Sequence
 from itertools import takewhile
 from operator import eq
@@ -19,12 +18,10 @@ from typing import NamedTuple, Protocol
 from hydrainfer.core import DraftCounts, Guessing, LiveSequence, StepBatch, TokenWork
 from hydrainfer.scheduler.drafting import Drafter, Guess, Guide
 from hydrainfer.scheduler.policy import Budgets
-from hydrainfer.scheduler.worth import Luck, Worth
+from hydrainfer.scheduler.worth import MANY_ROWS, Luck, Worth
 
 logger = logging.getLogger("hydrainfer.scheduler.drafts")
 
-_MANY_ROWS = 64
-"""The most rows of a step with drafts on a modelled device."""
 _DEVICE = "device"
 """The name of the drafter whose guesses come with results."""
 _USUAL = 0.02
@@ -44,8 +41,8 @@ class Drafting(NamedTuple):
 
     @classmethod
     def of_guesses(cls, guesses: Guessing, budgets: Budgets) -> Drafting:
-        """That of a device whose results bring guesses."""
-        return cls((), Worth(_MANY_ROWS, min(budgets.step_s, budgets.gap_s or math.inf)), guesses.most)
+        """The drafting of a device whose results bring guesses."""
+        return cls((), Worth(MANY_ROWS, budgets.draft_s), guesses.most)
 
 
 class DraftRoom(Protocol):
@@ -152,7 +149,7 @@ class Drafts:
         self.counts.setdefault(drafter.name, DraftCounts()).n_failures += 1
 
     def _luck(self, seq: LiveSequence, name: str, kind: int) -> Luck:
-        """That of a sequence with this drafter's guesses of this kind, at first the usual one."""
+        """How often this drafter's guesses of this kind are right for a sequence, at first as often as usual."""
         luck = self._lucks.get((seq.id, name, kind))
         if luck is None:
             usual = self._usual.setdefault((name, kind), Luck(least=_USUAL))

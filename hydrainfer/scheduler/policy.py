@@ -38,6 +38,11 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     gap_s: float | None = None
     wait_s: float = 0.0
 
+    @property
+    def draft_s(self) -> float:
+        """How long a step may take because of drafts."""
+        return min(self.step_s, self.gap_s or float("inf"))
+
     def within(self, tpot_s: float | None, ttft_s: float | None) -> Budgets:
         """These budgets for lanes that share a thread (`--overlap slice`), with the limits of an SLO, if there are
         any."""

@@ -222,10 +222,11 @@ class SequenceRoom:
             if all(self._n_free(spec) for spec in self._held(seq) if self._capacity(seq, spec) < n_tokens):
                 self.grow(seq, n_tokens)
             n = min(n, seq.hold.capacity - len(seq.tokens))
-        for spec in self._states if n > 0 else ():
-            n_more = spec.with_drafts(n) - len(seq.hold.blocks[spec.name])
-            self.caches.grow(self._leases[seq.id], {spec.name: max(n_more, 0)})
-        return max(n, 0)
+        n = max(n, 0)
+        for spec in self._states:
+            n_more = max(spec.with_drafts(n) - len(seq.hold.blocks[spec.name]), 0)  # none without drafts
+            self.caches.grow(self._leases[seq.id], {spec.name: n_more})
+        return n
 
     def drafted(self, seq: LiveSequence, n_before: int, n_computed: int) -> None:
         """Note that of the tokens behind `n_before`, which were computed with drafts, those up to `n_computed` are

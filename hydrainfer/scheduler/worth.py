@@ -22,6 +22,9 @@ _FIRST, _PRIOR, _LEAST = 0.7, 2.0, 0.1  # a sequence's luck before any draft, wh
 _PLAIN, _PLAIN_MOST = 8, 64  # steps with drafts before one without: at first, and at most
 _RETRY = 32  # steps after which a sequence whose drafts do not pay gets one row
 
+MANY_ROWS = 64
+"""The most rows of a step with drafts, where no kernel sets a limit."""
+
 Shape = Callable[[int], float]
 """`shape(rows)`: seconds of a step of so many rows, in those of one row, before any was measured."""
 

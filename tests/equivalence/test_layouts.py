@@ -168,7 +168,7 @@ def ask_long(llm, predictions=None):
 
 
 def predictions_of(answers):
-    """Of each kind some: right ones, edited ones, wrong ones."""
+    """Right, edited and wrong predictions in turns."""
     texts = [choices[0][2] for choices in answers]
     edited = [text[:9] + "!" + text[12:] for text in texts]
     return [(texts[i], edited[i], texts[i - 1], "a" * 30)[(i + i // 4) % 4] for i in range(len(texts))]

@@ -79,6 +79,15 @@ def test_places_are_forgotten_and_found_again(grammars):
     assert allowed(follower, ABC, answers["r0"][:-1], "r0") == allowed(Follower(grammars), ABC, answers["r0"][:-1])
 
 
+def test_places_that_only_drafters_have_asked_about_are_forgotten_too(grammars):
+    follower = Follower(grammars)
+    for i in range(300):
+        request = replace(make_request(f"r{i}", n_text=3), sampling=SamplingParams(grammar=ABC))
+        follower.forced(LiveSequence(request, (0.0, 0), 0.0))
+        follower.blocked([Guided(0, request.id, ABC, [])], N_VOCAB)
+    assert len(follower._places) <= 256
+
+
 def test_tokens_that_leave_the_grammar_fail_their_request_only(grammars, tokenizer):
     wrong = [tokenizer.token_to_id("c")]
     blocked, failed = Follower(grammars).blocked([Guided(0, "bad", ABC, wrong), Guided(1, "good", ABC, [])], N_VOCAB)

@@ -261,7 +261,7 @@ class ModelledNode(Instance):
         self.inbox: list[Parcel | Submit] = []
         self.leap: Leap | None = None
         self.wake_at = 0.0
-        host, drafting = CacheSet(dict(i.host)), None if i.drafts is None else Drafting.of_guesses(i.drafts, i.budgets)
+        host, drafting = CacheSet(dict(i.host)), i.drafts and Drafting.of_guesses(i.drafts, i.budgets)
         scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy, host=host, drafting=drafting)
         self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
         self._runners = {lane: _ModelledLane(self.device, sim, i.drafts) for lane in i.role.lanes}

@@ -170,7 +170,8 @@ class ChatFields(CommonFields):
         fields = self.sampling_fields(defaults)
         fields["max_tokens"] = self.limit
         fields["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
-        fields["prediction"] = self.prediction.text if self.prediction else ""
+        if self.prediction is not None:
+            fields["prediction"] = self.prediction.text
         try:
             return SamplingParams(**fields)
         except InvalidRequest as e:
@@ -237,8 +238,8 @@ def parse(kind: type[Fields], body: object) -> Fields:
     except ValidationError as e:
         first = e.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"][:1])
-        known = {"missing": "is required", "model_type": "should be an object"}
-        message = known.get(first["type"]) or first["msg"].lower().replace("input ", "")
+        plain = {"missing": "is required", "model_type": "should be an object"}
+        message = plain.get(first["type"]) or first["msg"].lower().replace("input ", "")
         raise InvalidRequest(f"{where}: {message}", param=where) from None
 
 
