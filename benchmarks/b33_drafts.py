@@ -11,7 +11,7 @@ The default model, SmolLM2-135M-Instruct, comes with
 
 from __future__ import annotations
 
-import json
+import argparse
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=160)
     args, console = parser.parse_args(), new_console()
     results: dict[str, Any] = {"one at a time": {}, "many at a time": {}}
-    flags = {"dtype": args.dtype, "drafts": args.drafts, "max_drafts": args.max_drafts}
+    flags = {"dtype": args.dtype, "drafts": args.drafts, "max_drafts": args.max_drafts, "max_queue_s": 600}
     shown = new_table("One at a time", ("text", "temperature", "TPOT ÷", "tokens per step", "right"))
     with served(args.model, flags, {"max_tokens": args.max_tokens}) as asked:
         for name, text in chosen(args.texts).items():
@@ -276,16 +276,23 @@ def main() -> None:
                 ratio, per_step = f"{one['tpot_ratio']:.2f}", f"{one['tokens_per_step']:.2f}"
                 shown.add_row(name, f"{temperature:g}", ratio, per_step, right)
         console.print(shown)
+        kept(args, results)
         shown = new_table("Many at a time, with drafts ÷ without", ("text", "at once", "tokens per second", "TPOT p90"))
         for name, text in chosen([name for name in MANY if name in args.texts]).items():
             for n in args.at_once:
                 found = many_at_a_time(asked, text, n, args.rounds)
                 results["many at a time"][f"{name}, {n}"] = found
                 shown.add_row(name, str(n), f"{found['throughput_ratio']:.2f}", f"{found['tpot_p90_ratio']:.2f}")
+                kept(args, results)
         console.print(shown)
-    path = write_result("b33_drafts", __doc__, args, json.loads(json.dumps(results)))
+    print(f"wrote {kept(args, results).name}")
+
+
+def kept(args: argparse.Namespace, results: dict[str, Any]) -> Path:
+    """Write what is measured so far. Returns the file."""
+    path = write_result("b33_drafts", __doc__, args, results)
     figure(results, path.with_suffix(".png"))
-    print(f"wrote {path.name}")
+    return path
 
 
 if __name__ == "__main__":
