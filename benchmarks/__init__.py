@@ -3,6 +3,7 @@
 Run as `python -m benchmarks.bNN_name`. Not part of the package: nothing in `hydrainfer` imports it.
 """
 
-from hydrainfer.machine import let_threads_spin
+from hydrainfer.machine import let_threads_spin, limit_compiled_products
 
 let_threads_spin()  # as `hydrainfer` does
+limit_compiled_products()

@@ -25,7 +25,7 @@ try:
     from hydrainfer.config import ServeConfig, load, read_layout
     from hydrainfer.core import HydraError
     from hydrainfer.flags import with_flags
-    from hydrainfer.machine import let_threads_spin
+    from hydrainfer.machine import let_threads_spin, limit_compiled_products
     from hydrainfer.version import __version__
 except KeyboardInterrupt:  # these imports take most of a second
     sys.stderr.write("interrupted\n")
@@ -188,6 +188,7 @@ def _terminated(*_: object) -> None:
 def main() -> None:
     """Run the command. Errors that a user can cause end in one line and exit status 2."""
     let_threads_spin()
+    limit_compiled_products()
     signal.signal(signal.SIGTERM, _terminated)
     _share_arenas()
     try:

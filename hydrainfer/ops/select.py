@@ -72,8 +72,8 @@ def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
 def stepping(ops: OpSet) -> OpSet:
     """The same operators, except that rows for oneDNN are padded up to one of a few numbers, and the extra rows of the
     result are dropped. For each number of rows and shape of weight oneDNN compiles code, in about a millisecond, and
-    keeps half a MiB of it for the life of the process. Prompts have any number of tokens, so without padding a server's
-    memory would grow by hundreds of MiB.
+    keeps half a MiB of it (`machine.limit_compiled_products`). Prompts have any number of tokens, so without padding
+    most products would be compiled first.
     """
     products = ops.products
     if products is None:

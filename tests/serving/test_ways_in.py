@@ -145,8 +145,10 @@ def test_only_one_place_says_what_to_run_next():
         ({"OMP_WAIT_POLICY": "PASSIVE"}, ("PASSIVE", None)),
     ],
 )
-def test_compute_threads_spin_for_a_moment_unless_told_otherwise(given, found, monkeypatch):
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+def test_compute_threads_spin_for_a_moment_unless_told_otherwise_and_compiled_products_are_few(
+    given, found, monkeypatch
+):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         monkeypatch.setenv(name, "restored by monkeypatch")
         monkeypatch.delenv(name)
         if name in given:
@@ -155,3 +157,4 @@ def test_compute_threads_spin_for_a_moment_unless_told_otherwise(given, found, m
     with pytest.raises(SystemExit):
         main()
     assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == found
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "128"
