@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, Guessing
-from hydrainfer.models import Model
+from hydrainfer.models import Model, holds_mtp
 from hydrainfer.scheduler import DRAFTERS, MANY_ROWS, Budgets, Drafting, Guide, Worth
 
+_MTP = "mtp"
 
-def drafters_of(config: ServeConfig, device: torch.device, *, ahead: bool) -> tuple[str, ...]:
+
+def drafters_of(config: ServeConfig, device: torch.device, described: ModelConfig, *, ahead: bool) -> tuple[str, ...]:
     """The names of those who draft, in the order in which they are asked. With `auto` there are some only on a CPU,
-    where nothing is launched ahead. Raises `ConfigError`."""
+    where nothing is launched ahead; MTP, if the files have its layer. Raises `ConfigError` or `CheckpointError`."""
     if Guessing.of(config.drafts, config.max_drafts) is not None:
         if config.device != "emulated":
             raise ConfigError(f"--drafts {config.drafts} is for emulated devices (--device emulated)", param="drafts")
@@ -22,15 +27,24 @@ def drafters_of(config: ServeConfig, device: torch.device, *, ahead: bool) -> tu
         return ()
     if names == ("auto",):
         fits = device.type == "cpu" and config.device != "emulated" and config.native_kernels
-        return tuple(DRAFTERS) if fits and not ahead else ()
+        names = tuple(DRAFTERS) if fits and not ahead else ()
+        has_mtp = bool(names and described.text.mtp) and holds_mtp(model_folder(config), described)
+        return tuple(name for name in names if name != _MTP or has_mtp)
     unknown = [name for name in names if name not in DRAFTERS]
     if unknown:
         raise ConfigError(
             f"unknown drafter {unknown[0]!r}; --drafts takes auto, off or {', '.join(DRAFTERS)}", param="drafts"
         )
+    if _MTP in names and not described.text.mtp:
+        raise ConfigError("this model has no MTP layer that is supported: leave mtp out of --drafts", param="drafts")
     if ahead:
         raise ConfigError("drafts need --no-async-scheduling: a step ahead does not know its tokens", param="drafts")
     return names
+
+
+def guessing_of(described: ModelConfig, names: tuple[str, ...]) -> ModelConfig:
+    """The model as it is loaded with drafters of these names: with its MTP layer if that is one of them."""
+    return replace(described, text=replace(described.text, guesses=True)) if _MTP in names else described
 
 
 def drafting_of(

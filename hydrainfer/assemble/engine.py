@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from hydrainfer.assemble.drafting import drafters_of, drafting_of, said_of
+from hydrainfer.assemble.drafting import drafters_of, drafting_of, guessing_of, said_of
 from hydrainfer.assemble.model import Progress, attention_and_graphs, lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import (
     GIB,
@@ -109,7 +109,8 @@ def build_engine(
     device, node = torch_device(config), around.node
     dtype, overlap = dtype_of(config, device, described.dtype), overlap_of(config, device)
     settled = _Settled(device, dtype, overlap, ahead_of(config, device))
-    drafters, guessing = drafters_of(config, device, ahead=settled.ahead), None
+    drafters, guessing = drafters_of(config, device, described, ahead=settled.ahead), None
+    described = guessing_of(described, drafters)
     model, lanes = None, dict[Lane, LaneThread]()
     if sizing.cost is None:
         pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None

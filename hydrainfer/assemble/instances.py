@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from hydrainfer.assemble.drafting import drafters_of, guessing_of
 from hydrainfer.assemble.engine import Sizing, Surroundings, build_engine
 from hydrainfer.assemble.model import Progress
-from hydrainfer.assemble.sizes import block_bytes, check_between_processes, torch_device
+from hydrainfer.assemble.sizes import ahead_of, block_bytes, check_between_processes, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import (
@@ -133,10 +134,9 @@ def start_cluster(
     cost, device = cost_model_of(config), torch_device(config)
     by_ray = choose_launcher(config, specs) == "ray"  # instances of one process share its GPU, and nothing is placed
     specs = settle(specs, config, on_gpu=by_ray and device.type == "cuda" and cost is None)
+    alike = guessing_of(described, drafters_of(config, device, described, ahead=ahead_of(config, device)))
     births = {
-        s.name: Birth(
-            own_options(config, s), described, n_context, eos_ids, cost, block_bytes(config, described, s.role)
-        )
+        s.name: Birth(own_options(config, s), described, n_context, eos_ids, cost, block_bytes(config, alike, s.role))
         for s in specs
     }
     launcher, folder = _launcher_of(config, specs, births, by_ray)
@@ -194,7 +194,7 @@ def _check_alike(name: str, caches: CacheSet, theirs: Mapping[str, int]) -> None
             raise ConfigError(
                 f"instance {name} cannot join: blocks of its cache {cache!r} have {spec.block_bytes} bytes, those of "
                 f"other instances {theirs.get(cache)}; all need the same version of HydraInfer and the same "
-                "--dtype, --block-tokens and --elastic-memory"
+                "--dtype, --block-tokens, --elastic-memory and, for models with an MTP layer, --drafts"
             )
 
 

@@ -55,7 +55,8 @@ class TextConfig:
     `centred_norms`: RMSNorm multiplies by one plus its weight. `sandwich`: the outputs of attention and MLP are
     normalised, too. `experts`: those of the layers that have experts instead of one MLP; `recurrence`: the layers that
     have no attention. `gate_dim`: how many gates multiply each head's attention output: `head_dim` (stored after the
-    head's queries), 1 (from a matrix of its own) or 0."""
+    head's queries), 1 (from a matrix of its own) or 0. `mtp`: the layers for multi-token prediction that config.json
+    names; the first of them guesses if `guesses`, and is then one more layer of the caches, with `mtp_window`."""
 
     vocab: int
     hidden: int
@@ -86,6 +87,14 @@ class TextConfig:
     experts: Experts | None = None
     recurrence: Recurrence | None = None
     gate_dim: int = 0
+    mtp: int = 0
+    mtp_window: int = 0
+    guesses: bool = False
+
+    @property
+    def cached_windows(self) -> tuple[int, ...]:
+        """`windows` of all layers that have caches or states: the decoder's and the one that guesses."""
+        return (*self.windows, self.mtp_window) if self.guesses else self.windows
 
     def kv_heads_of(self, window: int) -> int:
         """The number of KV heads of layers with this window."""
@@ -107,6 +116,7 @@ class Decoder(NamedTuple):
     error if a file has them. `ropes`: layers with a window have rotary parameters of their own. `partial`:
     `partial_rotary_factor` gives the rotated part of each head. `gemma`: scales, activation and norms as in Gemma 3.
     `mimo`: keys and values as in MiMo-V2-Flash. `gated`, `lfm3`: gated attention and norms as in Qwen3-Next or LFM3.
+    `mtp`: published checkpoints have layers for multi-token prediction, one unless config.json says how many.
 
     `experts(hf, path)` checks and describes the experts; `recurrence(hf, path)` the layers without attention.
     `named(hf, path)` returns the configuration under Llama's field names. `quantized`: the quantisation methods that
@@ -132,9 +142,11 @@ class Decoder(NamedTuple):
     recurrence: Callable[[Any, Path], Recurrence] | None = None
     gated: bool = False
     lfm3: bool = False
+    mtp: bool = False
 
 
 _ORIGINAL = "original_max_position_embeddings"
+_MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional")
 
 
@@ -187,7 +199,14 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         experts=kind.experts(hf, path) if kind.experts else None,
         gate_dim=_gate_dim(hf, kind, head_dim),
         recurrence=None if kind.recurrence is None else kind.recurrence(hf, path),
+        mtp=_mtp_layers(hf) if kind.mtp else 0,
+        mtp_window=max(_windows(hf, kind, context, path)) if kind.mimo else 0,
     )
+
+
+def _mtp_layers(hf: Any) -> int:
+    """One, unless config.json says how many: some published ones do not."""
+    return next((n for field in _MTP_LAYERS if isinstance(n := getattr(hf, field, None), int)), 1)
 
 
 def _gate_dim(hf: Any, kind: Decoder, head_dim: int) -> int:

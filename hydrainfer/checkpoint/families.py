@@ -63,12 +63,13 @@ _MIMO = Decoder(
     ropes=True,
     partial=True,
     mimo=True,
+    mtp=True,
     sinks="windows",
     experts=experts.mimo,
 )
 _LFM2 = Decoder("lfm2", False, False, qk_norm=True, named=lfm2_names, recurrence=short_convolutions)
 _LFM3 = _LFM2._replace(model_type="lfm3", sliding="named", ropes=True, lfm3=True)
-_QWEN_NEXT = Decoder("qwen3_next", qk_norm=True, partial=True, gated=True, recurrence=gated_delta)
+_QWEN_NEXT = Decoder("qwen3_next", qk_norm=True, partial=True, gated=True, recurrence=gated_delta, mtp=True)
 _QWEN3_5 = _QWEN_NEXT._replace(model_type="qwen3_5_text", sections=(11, 11, 10), interleaved=True)
 _QWEN3_5_MOE = _QWEN3_5._replace(model_type="qwen3_5_moe_text", experts=experts.qwen2)
 _QWEN3_VL = Decoder("qwen3_vl_text", qk_norm=True, sliding="refused", sections=(24, 20, 20), interleaved=True)

@@ -281,7 +281,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _help(
             "Scheduler",
             "Who guesses tokens that the next step verifies, which changes no token: grammar (what it forces), "
-            "prediction (the request's) and ngram (the text itself), with commas; off; or auto (all on a CPU).",
+            "prediction (the request's), ngram (the text itself) and mtp (the model's layer for it), with commas; off; "
+            "or auto (all that there are, on a CPU).",
             min_length=1,
         ),
     ] = "auto"

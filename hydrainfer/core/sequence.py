@@ -230,7 +230,8 @@ class StepBatch:
     """The work that one lane executes next. `work` holds `EncodeWork` on the vision lane, `TokenWork` on the language
     lane. `n_items`: the number of pictures or tokens. The first `n_decodes` items of a language batch decode, the
     others prefill. `after_s`: how long a vision batch that this batch interrupts runs on first (`--overlap slice`).
-    `n_drafts`: the number of tokens that are drafts."""
+    `n_drafts`: the number of tokens that are drafts. `n_guesses`: how many tokens a device that guesses shall guess
+    behind each that it samples; `guess_s`: of the time that the batch took, what that did."""
 
     id: int
     lane: Lane
@@ -239,6 +240,8 @@ class StepBatch:
     n_decodes: int = 0
     after_s: float = 0.0
     n_drafts: int = 0
+    n_guesses: int = 0
+    guess_s: float = 0.0
 
     @property
     def decodes_only(self) -> bool:

@@ -7,7 +7,7 @@ block ownership. A new architecture is an entry in `checkpoint.FAMILIES` and a f
 from hydrainfer.models.decoder import Decoder, DeepRows, LastRows, LayerCache
 from hydrainfer.models.fingerprint import vision_fingerprint
 from hydrainfer.models.layers import Layers, layers_of
-from hydrainfer.models.load import DTYPES, load_model
+from hydrainfer.models.load import DTYPES, holds_mtp, load_model
 from hydrainfer.models.model import Model, attentions_of, cache_specs
 from hydrainfer.models.picture import Bucket, Passes, PassSize, PatchedPicture, VisionTower
 
@@ -26,6 +26,7 @@ __all__ = [
     "VisionTower",
     "attentions_of",
     "cache_specs",
+    "holds_mtp",
     "layers_of",
     "load_model",
     "vision_fingerprint",

@@ -64,8 +64,7 @@ class DeepRows(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Layers `first` .. `stop - 1`, which `decode` computes in one call. If `decode` is None, this is a single
-    layer."""
+    """Layers `first` .. `stop - 1`, which `decode` computes in one call; a single layer if `decode` is None."""
 
     first: int
     stop: int
@@ -260,6 +259,21 @@ class Decoder:
             x = self._attend_last(self.layers[-1], x, *turns[-1], caches[n_full], last)
             self._mlp(self.layers[-1], x)
         return self._norm(x, self.norm, self.config.norm_eps)
+
+    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._norm(x, weight, self.config.norm_eps)
+
+    def one_layer(
+        self, layer: LlamaLayer, like: int, x: Tensor, positions: Tensor, cache: LayerCache, last: LastRows | None
+    ) -> Tensor:
+        """`forward` through another layer, with attention like that of layer number `like`, without the last norm."""
+        turns = self._turns(positions)[like]
+        if last is None:
+            self._attend(layer, x, *turns, cache)
+        else:
+            x = self._attend_last(layer, x, *turns, cache, last)
+        self._mlp(layer, x)
+        return x
 
     def _turns(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The cos and sin of each layer; see `angles`."""

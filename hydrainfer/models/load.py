@@ -16,6 +16,7 @@ from hydrainfer.core import CheckpointError, Role
 from hydrainfer.models.layers import layers_of
 from hydrainfer.models.matrices import copy_matrices
 from hydrainfer.models.model import Model, attentions_of
+from hydrainfer.models.mtp import PREFIX
 from hydrainfer.models.safetensors_file import StoredTensor, read_into, same_bytes
 from hydrainfer.models.slots import Slot
 from hydrainfer.models.stored import PLAIN, pieces, weight_headers
@@ -63,6 +64,13 @@ def load_model(
             model.language.loaded()
         model.prepare()
     return model
+
+
+def holds_mtp(path: str | Path, config: ModelConfig) -> bool:
+    """Whether a checkpoint's files have the tensors of its MTP layer. Raises `CheckpointError`."""
+    canonical = layers_of(config).canonical
+    headers = weight_headers(Path(path).expanduser())
+    return any(canonical(t.name).startswith(PREFIX) for tensors in headers.values() for t in tensors)
 
 
 def _as_stored(config: ModelConfig, headers: dict[Path, list[StoredTensor]]) -> ModelConfig:

@@ -12,6 +12,7 @@ from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.core import Role, Stage
 from hydrainfer.models.decoder import DeepRows, LastRows, LayerCache
 from hydrainfer.models.layers import layers_of
+from hydrainfer.models.mtp import MtpLayer
 from hydrainfer.models.picture import PatchedPicture, VisionTower
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import OpSet, PagedAttention, packing, pausing, stepping
@@ -19,8 +20,8 @@ from hydrainfer.ops import OpSet, PagedAttention, packing, pausing, stepping
 
 class Model:
     """A model's weights on one device. `vision` is None unless the role encodes and the model takes pictures.
-    `language` is None unless the role prefills or decodes. `pause`, if given, is called before each matrix product of
-    the vision tower."""
+    `language` is None unless the role prefills or decodes; `mtp` guesses beside it if `TextConfig.guesses`. `pause`, if
+    given, is called before each matrix product of the vision tower."""
 
     def __init__(
         self,
@@ -40,6 +41,9 @@ class Model:
             layers.vision(config, tower_ops, dtype, device) if sees and layers.vision else None
         )
         self.language = layers.language(config.text, stepping(ops), dtype, device) if speaks else None
+        self.mtp: MtpLayer | None = None
+        if self.language is not None and config.text.guesses:
+            self.mtp = MtpLayer(self.language, stepping(ops), dtype, device)
         self.weight_bytes = sum(slot.into.nbytes for slot in self.slots().values())
         if self.language is not None and self.language.shortlist is not None:
             self.weight_bytes += self.language.shortlist.nbytes
@@ -47,7 +51,8 @@ class Model:
     def slots(self) -> dict[str, Slot]:
         """The slot of every tensor that the role needs, by canonical name. Call this before the first picture, because
         `packing` then changes the weights of the vision tower."""
-        return {name: slot for tower in (self.vision, self.language) if tower for name, slot in tower.slots().items()}
+        towers = self.vision, self.language, self.mtp
+        return {name: slot for tower in towers if tower for name, slot in tower.slots().items()}
 
     def prepare(self) -> None:
         """Measure the fastest way to multiply many rows by each shape of weight. It takes up to a second for each
@@ -56,7 +61,7 @@ class Model:
         products = self.ops.products
         if products is None:
             return
-        for tower in (self.vision, self.language if self.role.runs(Stage.PREFILL) else None):
+        for tower in (self.vision, *((self.language, self.mtp) if self.role.runs(Stage.PREFILL) else ())):
             for weight in tower.multiplied() if tower else ():
                 products.prepare(weight)
 
@@ -91,6 +96,14 @@ class Model:
         with torch.inference_mode():
             return self.language.forward(x, positions, caches, last, deep)
 
+    def guess(
+        self, hidden: Tensor, embedded: Tensor, positions: Tensor, cache: LayerCache, last: LastRows | None
+    ) -> Tensor:
+        """`MtpLayer.forward`."""
+        assert self.mtp is not None, "the model was loaded without its MTP layer"
+        with torch.inference_mode():
+            return self.mtp.forward(hidden, embedded, positions, cache, last)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""
         assert self.language is not None, f"role {self.role} loads no language model"
@@ -111,7 +124,7 @@ def cache_specs(
     text = config.text
     return specs_of(
         role,
-        windows=text.windows,
+        windows=text.cached_windows,
         kv_heads=text.kv_heads,
         local_kv_heads=text.local_kv_heads,
         head_dim=text.head_dim,

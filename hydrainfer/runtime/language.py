@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -14,6 +15,7 @@ from hydrainfer.grammar import Failure, Follower
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
 from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, to_device, upload
 from hydrainfer.runtime.graphs import Capture, DecodeGraphs, capture_on
+from hydrainfer.runtime.guessing import Ahead, Guesser, Passed
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, Read, guarded
 from hydrainfer.runtime.packing import AskedRows, PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
@@ -51,7 +53,12 @@ class LanguageRunner:
         self._sums = [store.spec for store in kept if not store.spec.paged]
         views = {layer: view for store in kept for layer, view in zip(store.spec.layers, store.layers)}
         names = {layer: store.spec.name for store in kept for layer in store.spec.layers}
-        self._layers = [(names[i], views[i]) for i in range(model.config.text.layers)]
+        text = model.config.text
+        self._layers = [(names[i], views[i]) for i in range(len(text.cached_windows))]
+        self._guesser: Guesser | None = None
+        if text.guesses:
+            last = next(store.spec for store in kept if text.layers in store.spec.layers)
+            self._guesser = Guesser(model, last, self._embeds)
         self._rotary = RotaryPositions() if model.config.text.rope.sections is not None else None
         self._lane = lane
         self._graphs = None if capture is None else DecodeGraphs(self, capture)
@@ -61,13 +68,14 @@ class LanguageRunner:
 
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Pack on the caller's thread, then execute on the lane's."""
-        jobs: list[tuple[PackedTokens, SamplingPlan]] = []
+        jobs: list[tuple[PackedTokens, SamplingPlan, Ahead | None]] = []
 
         def pack() -> StepResult:
             embed_spec = self._embeds.spec if self._embeds is not None else None
             packed = pack_tokens(batch.work, self._tables, embed_spec, self._rotary, self._sums, before)
             follows = None if packed.follows is None else packed.follows[packed.sample_rows].tolist()
-            jobs.append((packed, plan_sampling(batch.work, follows)))
+            ahead = None if self._guesser is None else self._guesser.ahead(packed, batch.work)
+            jobs.append((packed, plan_sampling(batch.work, follows), ahead))
             self._packed = batch.work
             return StepResult(batch)
 
@@ -75,8 +83,8 @@ class LanguageRunner:
         outcome = guarded(batch, pack)
         if not jobs:
             return self._lane.complete(outcome)
-        packed, plan = jobs[0]
-        return self._lane.submit(batch, lambda: self._execute(batch, packed, plan))
+        packed, plan, ahead = jobs[0]
+        return self._lane.submit(batch, lambda: self._execute(batch, packed, plan, ahead))
 
     def capture(self) -> None:
         """Capture all graphs. Call this before anything is served, since it writes to block 0 of the caches. If
@@ -98,14 +106,17 @@ class LanguageRunner:
         self._lane.close()
         self._graphs = None  # they refer to this runner, and so to the caches
 
-    def _execute(self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan) -> StepResult | Read:
+    def _execute(
+        self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan, ahead: Ahead | None
+    ) -> StepResult | Read:
         self._before, self._sampled = self._sampled, None
         with torch.inference_mode():
-            hidden = self._forward(packed)
+            passed, hidden = self._forward(packed)
             asked = {one.item: self._likelihoods(hidden, one) for one in packed.asked}
             if asked:
                 hidden = hidden[to_device(np.array(packed.sample_rows, dtype=np.int64), hidden.device)]
             if not packed.sample_rows:
+                self._guess(batch, ahead, passed)
                 return lambda: StepResult(batch, prompt_logprobs={item: told() for item, told in asked.items()})
             failed: dict[str, Failure] = {}
             if plan.greedy:
@@ -114,14 +125,24 @@ class LanguageRunner:
                 logits = self._model.logits(hidden)
                 failed = self._guide(plan, logits.shape[1])  # a GPU computes meanwhile
                 self._sampled, read_tokens = sample(logits, plan, self._before)
+            guesses = self._guess(batch, ahead, passed)
 
         def read() -> StepResult:
             told = {item: told() for item, told in asked.items()}
             tokens, logprobs = read_tokens()
             errors = _reached(failed, plan, tokens) if failed else {}
-            return StepResult(batch, tokens, logprobs, prompt_logprobs=told, failed=errors)
+            return StepResult(batch, tokens, logprobs, prompt_logprobs=told, drafts=guesses, failed=errors)
 
         return read
+
+    def _guess(self, batch: StepBatch, ahead: Ahead | None, passed: Passed | None) -> dict[int, tuple[int, ...]]:
+        """Guesses of the tokens that follow those that the batch sampled, by work item."""
+        if self._guesser is None or ahead is None or passed is None:
+            return {}
+        began_s = time.perf_counter()
+        found = self._guesser.guess(batch.work, ahead, passed, self._sampled, batch.n_guesses)
+        batch.guess_s = time.perf_counter() - began_s
+        return found
 
     def _likelihoods(self, hidden: Tensor, asked: AskedRows) -> Callable[[], list[TokenLogprobs]]:
         """A function that reads the log-probabilities of a chunk's next tokens. `hidden`: the hidden states of every
@@ -143,13 +164,19 @@ class LanguageRunner:
         plan.blocked, failed = self._follower.blocked(plan.guided, n_columns)
         return failed
 
-    def _forward(self, p: PackedTokens) -> Tensor:
-        """Hidden states [sampling rows, hidden], in the order of `plan`; of all rows if `p.asked` is not empty."""
-        if self._graphs is not None and not p.asked and self._graphs.take(p):
-            return self._graphs.forward(p)
+    def _forward(self, p: PackedTokens) -> tuple[Passed | None, Tensor]:
+        """Hidden states [sampling rows, hidden], in the order of `plan`; of all rows if `p.asked` is not empty. Before
+        them what a guesser needs, if there is one."""
+        if self._graphs is not None and not p.asked and self._guesser is None and self._graphs.take(p):
+            return None, self._graphs.forward(p)
         on = upload(self.arrays(p), self.device)
         self.follow(on)
-        return self.through(p, on, self.caches(p, on))
+        caches = self.caches(p, on)
+        if self._guesser is None:
+            return None, self.through(p, on, caches)
+        hidden = self._whole(on, caches[:-1])
+        passed = Passed(p, on, caches[-1], hidden)
+        return passed, hidden if p.asked else hidden[on["sample_rows"]]
 
     def follow(self, on: Mapping[str, Tensor]) -> None:
         """Copy the tokens that the batch before sampled to the rows that continue them. (If it failed, they have
@@ -166,14 +193,17 @@ class LanguageRunner:
 
     def through(self, p: PackedTokens, on: Mapping[str, Tensor], caches: list[LayerCache]) -> Tensor:
         """Run the model over the batch in `caches` and `on`. Returns the hidden states as `_forward` does."""
-        x = self._model.embed(on["ids"])
-        deep = self._place_embeddings(on, x)
         every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
         decodes_only = p.n_decodes == len(p.counts)
         whole = decodes_only or bool(p.asked)
-        last = None if whole else self._last_rows(p, on, caches[-1].batch)
-        hidden = self._model.forward(x, on["positions"], caches, last, deep)
+        hidden = self._whole(on, caches, None if whole else self._last_rows(p, on, caches[-1].batch))
         return hidden[on["sample_rows"]] if decodes_only and not every and not p.asked else hidden
+
+    def _whole(self, on: Mapping[str, Tensor], caches: list[LayerCache], last: LastRows | None = None) -> Tensor:
+        """Hidden states of every row, or of the `last` ones."""
+        x = self._model.embed(on["ids"])
+        deep = self._place_embeddings(on, x)
+        return self._model.forward(x, on["positions"], caches, last, deep)
 
     def _place_embeddings(self, on: Mapping[str, Tensor], x: Tensor) -> DeepRows | None:
         """Write the pictures' embeddings to their rows of `x`. Returns further levels, which the layers add, if there

@@ -268,6 +268,16 @@ def _spans(chunks: list[TokenWork], first: int) -> list[tuple[int, int, int]]:
     ]
 
 
+def picture_row(seq: LiveSequence, spec: CacheSpec, position: int) -> int | None:
+    """The row of the embedding store for a token of a picture; None if the token is none, or not encoded yet."""
+    request = seq.request
+    for i, (span, blocks) in enumerate(zip(request.media, spec.pictures(request))):
+        if span.start <= position < span.start + span.n_tokens and i not in seq.pending_media:
+            block, offset = divmod(position - span.start, spec.block_tokens)
+            return spec.held(seq, blocks)[block] * spec.block_tokens + offset
+    return None
+
+
 def _place_embeddings(packed: PackedTokens, items: list[TokenWork], spec: CacheSpec) -> None:
     """Find the placeholder rows of the batch and the rows of their embeddings. Their ids become 0, because a
     placeholder's id may lie outside the embedding table."""

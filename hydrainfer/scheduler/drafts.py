@@ -16,14 +16,14 @@ from operator import eq
 from typing import NamedTuple, Protocol
 
 from hydrainfer.core import DraftCounts, Guessing, LiveSequence, StepBatch, TokenWork
-from hydrainfer.scheduler.drafting import Drafter, Guess, Guide
+from hydrainfer.scheduler.drafting import BroughtDrafter, Drafter, Guess, Guide
 from hydrainfer.scheduler.policy import Budgets
 from hydrainfer.scheduler.worth import MANY_ROWS, Luck, Worth
 
 logger = logging.getLogger("hydrainfer.scheduler.drafts")
 
 _DEVICE = "device"
-"""The name of the drafter whose guesses come with results."""
+"""The name of the drafter of an emulated device."""
 _USUAL = 0.02
 """What a new draft weighs at least in the luck of all sequences."""
 
@@ -60,7 +60,11 @@ class Drafts:
         self._room, self._most = room, drafting.most
         self._drafters = list(drafting.drafters)
         self._worth, self._guide, self._n_vocab = drafting.worth, drafting.guide, drafting.n_vocab
-        self._guesses: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
+        brought = next((one for one in self._drafters if isinstance(one, BroughtDrafter)), None)
+        self._asks = brought is not None
+        self._brought = BroughtDrafter(_DEVICE) if brought is None else brought
+        if brought is None:
+            self._drafters.append(self._brought)
         self._usual: dict[tuple[str, int], Luck] = {}  # by drafter and kind: of all sequences
         self._lucks: dict[tuple[str, str, int], Luck] = {}  # by sequence, drafter and kind
         self._in_flight: dict[str, tuple[str, int]] = {}  # by sequence: the drafter and kind of what is verified
@@ -69,12 +73,21 @@ class Drafts:
     def keep(self, seq: LiveSequence, guesses: tuple[int, ...]) -> None:
         """Keep guesses of what follows the tokens that the sequence has now, which came with a result."""
         if guesses:
-            self._guesses[seq.id] = len(seq.tokens), guesses
+            self._brought.bring(seq, guesses)
 
     @property
     def expected(self) -> bool:
         """Whether there may be guesses."""
-        return bool(self._drafters or self._guesses)
+        return len(self._drafters) > 1 or len(self._brought) > 0
+
+    def wanted(self, work: list[TokenWork]) -> int:
+        """How many tokens the device shall guess behind each that it samples in a batch of this work."""
+        if not self._asks:
+            return 0
+        seqs = [item.seq for item in work if item.sample and item.seq.request.sampling.drafts]
+        if self._worth is None or not seqs:
+            return self._most if seqs else 0
+        return self._worth.guesses([self._luck(seq, self._brought.name, 0) for seq in seqs], self._most)
 
     def extend(self, ready: list[TokenWork], budget: int) -> tuple[list[TokenWork], int]:
         """These decodes, with the drafts of their sequences, and how many tokens they are then. Drafts take only room
@@ -82,7 +95,7 @@ class Drafts:
         seqs, left = [item.seq for item in ready], budget - len(ready)
         self._forget(seqs)
         offers = [self._offer(seq) for seq in seqs] if left > 0 else []
-        self._guesses.clear()
+        self._brought.clear()
         if not any(guess.tokens for _, guess in offers):
             return ready, len(ready)
         counts = [len(guess.tokens) for _, guess in offers]
@@ -121,9 +134,6 @@ class Drafts:
         n, sampling = min(self._most, seq.n_most - len(seq.tokens) - 1), seq.request.sampling
         if n <= 0 or not sampling.drafts or (sampling.grammar is not None and self._guide is None):
             return _DEVICE, Guess()
-        n_before, guesses = self._guesses.get(seq.id, (0, ()))
-        if guesses and n_before == len(seq.tokens):  # a step launched ahead may have overtaken them
-            return _DEVICE, Guess(self._possible(seq, guesses[:n]))
         for drafter in list(self._drafters):
             try:
                 tokens, kind = drafter.guess(seq, n)

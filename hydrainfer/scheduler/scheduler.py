@@ -276,7 +276,8 @@ class Scheduler:
                 started.append(seq)
         self.n_batches += 1
         n_drafts = n - n_decodes if n_decodes == len(work) else 0
-        batch = StepBatch(self.n_batches, lane, work, n, n_decodes, after_s, n_drafts)
+        n_guesses = self.drafts.wanted(work) if lane is Lane.LANGUAGE else 0
+        batch = StepBatch(self.n_batches, lane, work, n, n_decodes, after_s, n_drafts, n_guesses)
         return Turn(batch, started, preempted, departed)
 
     def _fill_language(

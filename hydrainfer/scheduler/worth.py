@@ -127,13 +127,33 @@ class Worth:
 
     def __init__(self, most_rows: int, limit_s: float = math.inf, shape: Shape = lambda _: 1.0) -> None:
         self._most_rows, self._limit_s = most_rows, limit_s
+        self._guess_s = 0.0  # what one guess behind each sampled token takes
         self._n_drafted, self._plain = 0, _PLAIN  # steps since the last one without drafts, and until the next
         self.seconds = StepSeconds(shape)
 
     def observe(self, batch: StepBatch, seconds: float) -> None:
         """Record a batch that took this long by itself."""
-        if batch.lane is Lane.LANGUAGE and batch.n_decodes == len(batch.work) and seconds > 0.0:
-            self.seconds.observe(batch.n_decodes + batch.n_drafts, seconds)
+        if batch.lane is Lane.LANGUAGE and batch.n_decodes == len(batch.work) and seconds > batch.guess_s:
+            self.seconds.observe(batch.n_decodes + batch.n_drafts, seconds - batch.guess_s)
+            if batch.n_guesses:
+                self._guess_s += _LEVEL * (batch.guess_s / batch.n_guesses - self._guess_s)
+
+    def guesses(self, lucks: Sequence[Luck], most: int) -> int:
+        """How many guesses behind each of these sequences' next tokens are worth the time that it takes to make and to
+        verify them. `lucks`: of such guesses."""
+        n, tokens = len(lucks), float(len(lucks))
+        best, rate = 0, _TO_PAY * tokens / self.seconds.of(n)
+        chances = [tuple(luck.chances(most)) for luck in lucks]
+        for k in range(1, min(most, self._most_rows // n - 1) + 1):
+            tokens += sum(chance[k - 1] for chance in chances)
+            took_s = self.seconds.of(n + n * k) + k * self._guess_s
+            if tokens / took_s > rate:
+                best, rate = k, tokens / took_s
+        if best:
+            return best
+        for luck in lucks:
+            luck.n_skipped += 1
+        return int(self._most_rows > n and any(luck.n_skipped >= _RETRY for luck in lucks))
 
     def share(self, n_decodes: int, lucks: Sequence[Luck], offers: Sequence[int]) -> list[int]:
         """How many of its `offers` of drafts each of these sequences gets in a step of `n_decodes`."""

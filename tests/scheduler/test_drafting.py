@@ -64,7 +64,7 @@ def test_what_the_client_predicts_is_drafted_before_what_the_text_repeats():
     assert drafter.guess(seq, 2) == ((52, 53), 1)
     seq.extend((60, 61, 60, 61))
     assert not drafter.guess(seq, 3).tokens  # lost: now the look-up speaks, which is asked behind it
-    assert list(DRAFTERS) == ["grammar", "prediction", "ngram"]
+    assert list(DRAFTERS) == ["grammar", "prediction", "ngram", "mtp"]
     assert TextDrafter().guess(seq, 3).tokens == [60, 61, 60]
     seq.extend((52, 53))
     assert drafter.guess(seq, 3) == ((54,), 1)
@@ -100,6 +100,31 @@ def test_rows_are_added_as_long_as_tokens_per_second_rise(right, seconds, low, h
     rows = steps(Worth(64), seconds, 800, 7, random.Random(2), right)[400:]
     assert low <= sum(rows) / len(rows) <= high
     assert any(rows)  # also where they do not pay, they are tried again
+
+
+@pytest.mark.parametrize(
+    ("right", "guess_s", "low", "high"),
+    [
+        (0.95, 0.0001, 5.0, 7.0),
+        (0.8, 0.002, 1.0, 4.0),  # each takes a fifth of a step
+        (0.8, 0.02, 0.0, 0.3),  # longer than a step
+        (0.0, 0.0005, 0.0, 0.3),
+    ],
+)
+def test_a_device_guesses_as_much_as_pays_and_tries_again(right, guess_s, low, high):
+    worth, luck, rng, offered, asked = Worth(64), Luck(), random.Random(3), 0, []
+    for _ in range(1200):
+        wanted = worth.guesses([luck], 7)
+        (n,) = worth.share(1, [luck], [offered])
+        if n:
+            luck.learn(n, next((i for i in range(n) if rng.random() >= right), n))
+        work = [TokenWork(text([5]), 3, 1 + n, True, (4,) * n)]
+        batch = StepBatch(1, Lane.LANGUAGE, work, 1 + n, 1, n_drafts=n, n_guesses=wanted, guess_s=wanted * guess_s)
+        worth.observe(batch, 0.01 * (1 + 0.02 * n) + batch.guess_s)
+        offered = wanted
+        asked.append(wanted)
+    assert low <= sum(asked[600:]) / 600 <= high
+    assert any(asked[600:])
 
 
 def test_no_step_gets_more_rows_than_the_kernel_or_the_limit_of_time_allows():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from hydrainfer.scheduler.drafting.brought import BroughtDrafter
 from hydrainfer.scheduler.drafting.drafter import Drafter, Guess, Guide
 from hydrainfer.scheduler.drafting.forced import GrammarDrafter
 from hydrainfer.scheduler.drafting.predicted import PredictionDrafter
@@ -11,7 +12,17 @@ DRAFTERS: dict[str, Callable[[Guide | None], Drafter | None]] = {
     GrammarDrafter.name: lambda guide: GrammarDrafter(guide) if guide is not None else None,
     PredictionDrafter.name: lambda _: PredictionDrafter(),
     TextDrafter.name: lambda _: TextDrafter(),
+    "mtp": lambda _: BroughtDrafter(),
 }
 """By the name that `--drafts` takes; in this order `auto` asks them."""
 
-__all__ = ["DRAFTERS", "Drafter", "GrammarDrafter", "Guess", "Guide", "PredictionDrafter", "TextDrafter"]
+__all__ = [
+    "DRAFTERS",
+    "BroughtDrafter",
+    "Drafter",
+    "GrammarDrafter",
+    "Guess",
+    "Guide",
+    "PredictionDrafter",
+    "TextDrafter",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from hydrainfer.core import LiveSequence
 
@@ -20,7 +20,8 @@ class Drafter(Protocol):
     """Guesses what follows a sequence's tokens. It decides nothing else and changes no token: what it is wrong about is
     thrown away. It is asked on the engine's thread, between two steps, so an answer may take a few microseconds."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
     def guess(self, seq: LiveSequence, n: int) -> Guess:
         """Up to `n` tokens that may follow `seq.tokens`. Between two calls a sequence only gets more tokens."""
