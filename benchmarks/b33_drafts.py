@@ -257,6 +257,7 @@ def main() -> None:
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--drafts", default="auto")
+    parser.add_argument("--draft-model", help="As for `serve`; results then go to b33_draft_model.json.")
     parser.add_argument("--max-drafts", type=int, default=7)
     parser.add_argument("--texts", nargs="*", choices=TEXTS, default=list(TEXTS))
     parser.add_argument("--at-once", nargs="*", type=int, default=[4, 16, 64])
@@ -265,6 +266,8 @@ def main() -> None:
     args, console = parser.parse_args(), new_console()
     results: dict[str, Any] = {"one at a time": {}, "many at a time": {}}
     flags = {"dtype": args.dtype, "drafts": args.drafts, "max_drafts": args.max_drafts, "max_queue_s": 600}
+    if args.draft_model:
+        flags["draft_model"] = args.draft_model
     shown = new_table("One at a time", ("text", "temperature", "TPOT ÷", "tokens per step", "right"))
     with served(args.model, flags, {"max_tokens": args.max_tokens}) as asked:
         for name, text in chosen(args.texts).items():
@@ -290,7 +293,7 @@ def main() -> None:
 
 def kept(args: argparse.Namespace, results: dict[str, Any]) -> Path:
     """Write what is measured so far. Returns the file."""
-    path = write_result("b33_drafts", __doc__, args, results)
+    path = write_result("b33_draft_model" if args.draft_model else "b33_drafts", __doc__, args, results)
     figure(results, path.with_suffix(".png"))
     return path
 

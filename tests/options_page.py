@@ -42,6 +42,7 @@ VLLM = {
     "order": "--scheduling-policy",
     "async_scheduling": "--async-scheduling",
     "drafts": "method of --speculative-config",
+    "draft_model": "model of `--speculative-config`",
     "max_drafts": "num_speculative_tokens of --speculative-config",
     "kv_cache_gib": "--kv-cache-memory-bytes",
     "prefix_cache": "--enable-prefix-caching",

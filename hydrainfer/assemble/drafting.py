@@ -6,18 +6,32 @@ from dataclasses import replace
 
 import torch
 
+from hydrainfer.assemble.draft_model import check_draft_model
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, Guessing
 from hydrainfer.models import Model, holds_mtp
 from hydrainfer.scheduler import DRAFTERS, MANY_ROWS, Budgets, Drafting, Guide, Worth
 
-_MTP = "mtp"
+_MTP, _MODEL = "mtp", "model"
 
 
 def drafters_of(config: ServeConfig, device: torch.device, described: ModelConfig, *, ahead: bool) -> tuple[str, ...]:
     """The names of those who draft, in the order in which they are asked. With `auto` there are some only on a CPU,
-    where nothing is launched ahead; MTP, if the files have its layer. Raises `ConfigError` or `CheckpointError`."""
+    where nothing is launched ahead: a draft model, if there is one, else MTP, if the files have its layer. Raises
+    `ConfigError` or `CheckpointError`."""
+    names = _named(config, device, described, ahead)
+    if config.draft_model is not None:
+        if _MODEL not in names:
+            raise ConfigError(
+                f"--draft-model without --drafts model, which --drafts {config.drafts} leaves out here",
+                param="draft_model",
+            )
+        check_draft_model(config, device, described)
+    return names
+
+
+def _named(config: ServeConfig, device: torch.device, described: ModelConfig, ahead: bool) -> tuple[str, ...]:
     if Guessing.of(config.drafts, config.max_drafts) is not None:
         if config.device != "emulated":
             raise ConfigError(f"--drafts {config.drafts} is for emulated devices (--device emulated)", param="drafts")
@@ -28,8 +42,9 @@ def drafters_of(config: ServeConfig, device: torch.device, described: ModelConfi
     if names == ("auto",):
         fits = device.type == "cpu" and config.device != "emulated" and config.native_kernels
         names = tuple(DRAFTERS) if fits and not ahead else ()
-        has_mtp = bool(names and described.text.mtp) and holds_mtp(model_folder(config), described)
-        return tuple(name for name in names if name != _MTP or has_mtp)
+        by_model = config.draft_model is not None
+        mtp = bool(names and described.text.mtp and not by_model) and holds_mtp(model_folder(config), described)
+        return tuple(name for name in names if {_MTP: mtp, _MODEL: by_model}.get(name, True))
     unknown = [name for name in names if name not in DRAFTERS]
     if unknown:
         raise ConfigError(
@@ -37,6 +52,10 @@ def drafters_of(config: ServeConfig, device: torch.device, described: ModelConfi
         )
     if _MTP in names and not described.text.mtp:
         raise ConfigError("this model has no MTP layer that is supported: leave mtp out of --drafts", param="drafts")
+    if _MODEL in names and config.draft_model is None:
+        raise ConfigError("--drafts model needs --draft-model", param="draft_model")
+    if _MTP in names and _MODEL in names:
+        raise ConfigError("--drafts takes mtp or model, not both: each guesses behind every step", param="drafts")
     if ahead:
         raise ConfigError("drafts need --no-async-scheduling: a step ahead does not know its tokens", param="drafts")
     return names

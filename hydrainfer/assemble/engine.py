@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from hydrainfer.assemble.draft_model import guesser_of, load_draft
 from hydrainfer.assemble.drafting import drafters_of, drafting_of, guessing_of, said_of
 from hydrainfer.assemble.model import Progress, attention_and_graphs, lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import (
@@ -115,7 +116,10 @@ def build_engine(
     if sizing.cost is None:
         pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None
         model = load_for(config, described, role, dtype, sizing.n_threads, on_progress, pause)
-    weight_bytes = 0 if model is None else model.weight_bytes
+    weight_bytes, draft = 0 if model is None else model.weight_bytes, None
+    if model is not None and config.draft_model is not None and role.runs(Stage.DECODE):
+        draft = load_draft(config, described, dtype, device, sizing.n_threads, sizing.share)
+        weight_bytes += draft.n_bytes
     sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share, weight_bytes)
     host = host_tier_sizes(config, described, role, dtype, sizing.n_context)
     stores, clear = _stores(sizes, device, shared=node is not None and needs_shared(config.transport, device))
@@ -138,8 +142,11 @@ def build_engine(
     else:
         busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.lanes.busy(lane) for e in engines)
         lanes |= lanes_for(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
-        runners = of_model = runners_for(config, model, lanes, stores, around.pixels, follower)
+        guesser = None if draft is None else guesser_of(config, described, draft, stores.values())
+        runners = of_model = runners_for(config, model, lanes, stores, around.pixels, follower, guesser)
         computed = _operators(model)
+        if draft is not None:
+            computed["draft_model"] = f"{config.draft_model}, {draft.n_bytes / GIB:.2g} GiB"
         if drafting.drafters:
             computed["drafts"] = said_of(drafting)
         if device.type == "cuda":

@@ -16,6 +16,7 @@ from hydrainfer.grammar import Follower
 from hydrainfer.models import DTYPES, Model, attentions_of, load_model
 from hydrainfer.ops import alone, select_ops
 from hydrainfer.runtime import (
+    Guesser,
     LaneThread,
     LanguageRunner,
     ThreadCount,
@@ -90,6 +91,7 @@ def runners_for(
     stores: Mapping[str, BlockStore],
     pixels: PixelSource,
     follower: Follower | None = None,
+    guesser: Guesser | None = None,
 ) -> dict[Lane, VisionRunner | LanguageRunner]:
     """The runner of each lane, with its CUDA graphs captured. `stores`: the caches by name."""
     runners: dict[Lane, VisionRunner | LanguageRunner] = {}
@@ -102,7 +104,7 @@ def runners_for(
         runners[Lane.VISION] = vision
     if model.language is not None:
         capture = capture_for(model) if config.cuda_graphs else None
-        language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], follower, capture)
+        language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], follower, capture, guesser)
         language.capture()
         runners[Lane.LANGUAGE] = language
     return runners

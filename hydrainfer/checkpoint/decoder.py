@@ -116,7 +116,7 @@ class Decoder(NamedTuple):
     error if a file has them. `ropes`: layers with a window have rotary parameters of their own. `partial`:
     `partial_rotary_factor` gives the rotated part of each head. `gemma`: scales, activation and norms as in Gemma 3.
     `mimo`: keys and values as in MiMo-V2-Flash. `gated`, `lfm3`: gated attention and norms as in Qwen3-Next or LFM3.
-    `mtp`: published checkpoints have layers for multi-token prediction, one unless config.json says how many.
+    `mtp`: layers for multi-token prediction in its checkpoints, unless config.json says how many; None: it has none.
 
     `experts(hf, path)` checks and describes the experts; `recurrence(hf, path)` the layers without attention.
     `named(hf, path)` returns the configuration under Llama's field names. `quantized`: the quantisation methods that
@@ -142,7 +142,7 @@ class Decoder(NamedTuple):
     recurrence: Callable[[Any, Path], Recurrence] | None = None
     gated: bool = False
     lfm3: bool = False
-    mtp: bool = False
+    mtp: int | None = None
 
 
 _ORIGINAL = "original_max_position_embeddings"
@@ -199,14 +199,14 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         experts=kind.experts(hf, path) if kind.experts else None,
         gate_dim=_gate_dim(hf, kind, head_dim),
         recurrence=None if kind.recurrence is None else kind.recurrence(hf, path),
-        mtp=_mtp_layers(hf) if kind.mtp else 0,
+        mtp=0 if kind.mtp is None else _mtp_layers(hf, kind.mtp),
         mtp_window=max(_windows(hf, kind, context, path)) if kind.mimo else 0,
     )
 
 
-def _mtp_layers(hf: Any) -> int:
-    """One, unless config.json says how many: some published ones do not."""
-    return next((n for field in _MTP_LAYERS if isinstance(n := getattr(hf, field, None), int)), 1)
+def _mtp_layers(hf: Any, usual: int) -> int:
+    """What config.json says, which some published ones do not."""
+    return next((n for field in _MTP_LAYERS if isinstance(n := getattr(hf, field, None), int)), usual)
 
 
 def _gate_dim(hf: Any, kind: Decoder, head_dim: int) -> int:

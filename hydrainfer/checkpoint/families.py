@@ -63,13 +63,13 @@ _MIMO = Decoder(
     ropes=True,
     partial=True,
     mimo=True,
-    mtp=True,
+    mtp=1,
     sinks="windows",
     experts=experts.mimo,
 )
 _LFM2 = Decoder("lfm2", False, False, qk_norm=True, named=lfm2_names, recurrence=short_convolutions)
 _LFM3 = _LFM2._replace(model_type="lfm3", sliding="named", ropes=True, lfm3=True)
-_QWEN_NEXT = Decoder("qwen3_next", qk_norm=True, partial=True, gated=True, recurrence=gated_delta, mtp=True)
+_QWEN_NEXT = Decoder("qwen3_next", qk_norm=True, partial=True, gated=True, recurrence=gated_delta, mtp=1)
 _QWEN3_5 = _QWEN_NEXT._replace(model_type="qwen3_5_text", sections=(11, 11, 10), interleaved=True)
 _QWEN3_5_MOE = _QWEN3_5._replace(model_type="qwen3_5_moe_text", experts=experts.qwen2)
 _QWEN3_VL = Decoder("qwen3_vl_text", qk_norm=True, sliding="refused", sections=(24, 20, 20), interleaved=True)
@@ -100,7 +100,7 @@ FAMILIES = {
         pictures=f"{_PICTURES}.anyres:llava_next_images",
         n_template=45,  # the same, after "A chat between a curious human and an artificial intelligence assistant. ..."
     ),
-    "LlamaForCausalLM": _text_only(Decoder("llama", mlp_bias=None)),
+    "LlamaForCausalLM": _text_only(Decoder("llama", mlp_bias=None, mtp=0)),
     "MistralForCausalLM": _text_only(Decoder("mistral", qkv_bias=False, out_bias=False, sliding="all")),
     "Qwen2ForCausalLM": _text_only(Decoder("qwen2", qkv_bias=True, out_bias=False, sliding="named")),
     "Qwen3ForCausalLM": _text_only(Decoder("qwen3", qk_norm=True, sliding="named")),

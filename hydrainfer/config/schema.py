@@ -281,11 +281,19 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _help(
             "Scheduler",
             "Who guesses tokens that the next step verifies, which changes no token: grammar (what it forces), "
-            "prediction (the request's), ngram (the text itself) and mtp (the model's layer for it), with commas; off; "
-            "or auto (all that there are, on a CPU).",
+            "prediction (the request's), ngram (the text itself), mtp (the model's layer for it) and model "
+            "(--draft-model), with commas; off; or auto (all that there are, on a CPU).",
             min_length=1,
         ),
     ] = "auto"
+    draft_model: Annotated[
+        str | None,
+        _help(
+            "Scheduler",
+            "A smaller model of the same vocabulary that guesses, named as for --model; or self-int8: the model's own "
+            "weights in 8 bits (on a CPU).",
+        ),
+    ] = None
     max_drafts: Annotated[int, _help("Scheduler", "Drafts of a sequence in one step.", ge=1, le=63)] = 7
     threads: Annotated[
         Count | None, _help("Scheduler", "At most so many CPU threads compute a batch; default: all cores.")

@@ -231,7 +231,8 @@ class StepBatch:
     lane. `n_items`: the number of pictures or tokens. The first `n_decodes` items of a language batch decode, the
     others prefill. `after_s`: how long a vision batch that this batch interrupts runs on first (`--overlap slice`).
     `n_drafts`: the number of tokens that are drafts. `n_guesses`: how many tokens a device that guesses shall guess
-    behind each that it samples; `guess_s`: of the time that the batch took, what that did."""
+    behind each that it samples; 0 afterwards if that did not take as long as usual. `guess_s`: of the time that the
+    batch took, what that did; `guess_failed`: with an error, so that the device guesses no more."""
 
     id: int
     lane: Lane
@@ -242,6 +243,7 @@ class StepBatch:
     n_drafts: int = 0
     n_guesses: int = 0
     guess_s: float = 0.0
+    guess_failed: bool = False
 
     @property
     def decodes_only(self) -> bool:

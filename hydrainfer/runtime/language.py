@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from hydrainfer.grammar import Failure, Follower
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
 from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, to_device, upload
 from hydrainfer.runtime.graphs import Capture, DecodeGraphs, capture_on
-from hydrainfer.runtime.guessing import Ahead, Guesser, Passed
+from hydrainfer.runtime.guessing import Guesser, MtpGuesser, Passed
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, Read, guarded
 from hydrainfer.runtime.packing import AskedRows, PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
@@ -24,6 +26,7 @@ from hydrainfer.runtime.sampling import SamplingPlan, plan_sampling
 from hydrainfer.runtime.tables import BlockTables
 from hydrainfer.storage import BlockStore
 
+_log = logging.getLogger(__name__)
 _ASKED_ROWS = 64
 """Rows of the prompt whose logits exist at the same time. Each takes 600 KB if the vocabulary has 150,000 tokens."""
 
@@ -33,6 +36,7 @@ class LanguageRunner:
 
     `stores`: those of all caches of the instance; each layer uses those whose specs name it. `lane` executes the
     batches. `follower`: None if no request has a grammar. `capture`: if given, decode steps are replayed from graphs.
+    `guesser`: who guesses beside the model, if that has no MTP layer.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class LanguageRunner:
         lane: LaneThread,
         follower: Follower | None = None,
         capture: Capture | None = None,
+        guesser: Guesser | None = None,
     ) -> None:
         self._follower = follower
         self._model = model
@@ -55,10 +60,10 @@ class LanguageRunner:
         names = {layer: store.spec.name for store in kept for layer in store.spec.layers}
         text = model.config.text
         self._layers = [(names[i], views[i]) for i in range(len(text.cached_windows))]
-        self._guesser: Guesser | None = None
+        self._guesser = guesser
         if text.guesses:
             last = next(store.spec for store in kept if text.layers in store.spec.layers)
-            self._guesser = Guesser(model, last, self._embeds)
+            self._guesser = MtpGuesser(model, last, self._embeds)
         self._rotary = RotaryPositions() if model.config.text.rope.sections is not None else None
         self._lane = lane
         self._graphs = None if capture is None else DecodeGraphs(self, capture)
@@ -68,7 +73,7 @@ class LanguageRunner:
 
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Pack on the caller's thread, then execute on the lane's."""
-        jobs: list[tuple[PackedTokens, SamplingPlan, Ahead | None]] = []
+        jobs: list[tuple[PackedTokens, SamplingPlan, Any]] = []
 
         def pack() -> StepResult:
             embed_spec = self._embeds.spec if self._embeds is not None else None
@@ -106,9 +111,7 @@ class LanguageRunner:
         self._lane.close()
         self._graphs = None  # they refer to this runner, and so to the caches
 
-    def _execute(
-        self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan, ahead: Ahead | None
-    ) -> StepResult | Read:
+    def _execute(self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan, ahead: Any) -> StepResult | Read:
         self._before, self._sampled = self._sampled, None
         with torch.inference_mode():
             passed, hidden = self._forward(packed)
@@ -135,13 +138,19 @@ class LanguageRunner:
 
         return read
 
-    def _guess(self, batch: StepBatch, ahead: Ahead | None, passed: Passed | None) -> dict[int, tuple[int, ...]]:
+    def _guess(self, batch: StepBatch, ahead: Any, passed: Passed | None) -> dict[int, tuple[int, ...]]:
         """Guesses of the tokens that follow those that the batch sampled, by work item."""
-        if self._guesser is None or ahead is None or passed is None:
+        if self._guesser is None or passed is None:
             return {}
-        began_s = time.perf_counter()
-        found = self._guesser.guess(batch.work, ahead, passed, self._sampled, batch.n_guesses)
+        began_s, guesser = time.perf_counter(), self._guesser
+        try:
+            found = guesser.guess(batch.work, ahead, passed, self._sampled, batch.n_guesses)
+        except Exception:
+            _log.exception("guessing has failed; from now on this instance goes without it")
+            self._guesser, batch.guess_failed, found = None, True, {}
         batch.guess_s = time.perf_counter() - began_s
+        if not guesser.usual:
+            batch.n_guesses = 0
         return found
 
     def _likelihoods(self, hidden: Tensor, asked: AskedRows) -> Callable[[], list[TokenLogprobs]]:
@@ -172,11 +181,11 @@ class LanguageRunner:
         on = upload(self.arrays(p), self.device)
         self.follow(on)
         caches = self.caches(p, on)
-        if self._guesser is None:
-            return None, self.through(p, on, caches)
-        hidden = self._whole(on, caches[:-1])
-        passed = Passed(p, on, caches[-1], hidden)
-        return passed, hidden if p.asked else hidden[on["sample_rows"]]
+        of_decoder = caches[: self._model.config.text.layers]
+        if self._guesser is None or not self._guesser.reads_hidden:
+            return Passed(p, on, caches, None), self.through(p, on, of_decoder)
+        hidden = self._whole(on, of_decoder)
+        return Passed(p, on, caches, hidden), hidden if p.asked else hidden[on["sample_rows"]]
 
     def follow(self, on: Mapping[str, Tensor]) -> None:
         """Copy the tokens that the batch before sampled to the rows that continue them. (If it failed, they have

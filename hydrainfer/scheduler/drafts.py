@@ -84,10 +84,15 @@ class Drafts:
         """How many tokens the device shall guess behind each that it samples in a batch of this work."""
         if not self._asks:
             return 0
-        seqs = [item.seq for item in work if item.sample and item.seq.request.sampling.drafts]
+        seqs = [item.seq for item in work if item.sample and self._shall_guess(item)]
         if self._worth is None or not seqs:
             return self._most if seqs else 0
         return self._worth.guesses([self._luck(seq, self._brought.name, 0) for seq in seqs], self._most)
+
+    def _shall_guess(self, item: TokenWork) -> bool:
+        """Whether to ask the device about a sequence: not while another drafter, which costs nothing, speaks for it."""
+        name, _ = self._in_flight.get(item.seq.id, (self._brought.name, 0)) if item.drafts else (self._brought.name, 0)
+        return name == self._brought.name and item.seq.request.sampling.drafts
 
     def extend(self, ready: list[TokenWork], budget: int) -> tuple[list[TokenWork], int]:
         """These decodes, with the drafts of their sequences, and how many tokens they are then. Drafts take only room
@@ -114,6 +119,9 @@ class Drafts:
 
     def observe(self, batch: StepBatch, seconds: float) -> None:
         """Record a batch that took this long by itself."""
+        if batch.guess_failed and self._asks:
+            self._asks = False
+            self._drop(self._brought)
         if self._worth is not None:
             self._worth.observe(batch, seconds)
 
@@ -130,19 +138,31 @@ class Drafts:
         return tokens
 
     def _offer(self, seq: LiveSequence) -> tuple[str, Guess]:
-        """The drafter that speaks first, and its guess."""
+        """The drafter that speaks first, and its guess; or the device's, if more of that is expected to be right."""
         n, sampling = min(self._most, seq.n_most - len(seq.tokens) - 1), seq.request.sampling
         if n <= 0 or not sampling.drafts or (sampling.grammar is not None and self._guide is None):
             return _DEVICE, Guess()
+        first: tuple[str, Guess] | None = None
         for drafter in list(self._drafters):
+            if first is not None and drafter is not self._brought:
+                continue
             try:
                 tokens, kind = drafter.guess(seq, n)
             except Exception:
                 self._fell(drafter)
                 continue
             if tokens and (tokens := self._possible(seq, tokens)):
-                return drafter.name, Guess(tokens, kind)
-        return _DEVICE, Guess()
+                offer = drafter.name, Guess(tokens, kind)
+                if first is None or self._expected(seq, offer) > self._expected(seq, first):
+                    first = offer
+                if not self._asks:
+                    break
+        return first or (_DEVICE, Guess())
+
+    def _expected(self, seq: LiveSequence, offer: tuple[str, Guess]) -> float:
+        """How many of these guesses are right, on average."""
+        name, guess = offer
+        return sum(self._luck(seq, name, guess.kind).chances(len(guess.tokens)))
 
     def _possible(self, seq: LiveSequence, guesses: Sequence[int]) -> Sequence[int]:
         """The first of the guesses, up to one that cannot come."""
@@ -155,6 +175,9 @@ class Drafts:
     def _fell(self, drafter: Drafter) -> None:
         """Go on without a drafter that has raised an error."""
         logger.exception("the drafter %s has failed; from now on this instance goes without it", drafter.name)
+        self._drop(drafter)
+
+    def _drop(self, drafter: Drafter) -> None:
         self._drafters.remove(drafter)
         self.counts.setdefault(drafter.name, DraftCounts()).n_failures += 1
 

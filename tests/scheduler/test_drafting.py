@@ -64,7 +64,7 @@ def test_what_the_client_predicts_is_drafted_before_what_the_text_repeats():
     assert drafter.guess(seq, 2) == ((52, 53), 1)
     seq.extend((60, 61, 60, 61))
     assert not drafter.guess(seq, 3).tokens  # lost: now the look-up speaks, which is asked behind it
-    assert list(DRAFTERS) == ["grammar", "prediction", "ngram", "mtp"]
+    assert list(DRAFTERS) == ["grammar", "prediction", "ngram", "mtp", "model"]
     assert TextDrafter().guess(seq, 3).tokens == [60, 61, 60]
     seq.extend((52, 53))
     assert drafter.guess(seq, 3) == ((54,), 1)

@@ -12,7 +12,8 @@ DRAFTERS: dict[str, Callable[[Guide | None], Drafter | None]] = {
     GrammarDrafter.name: lambda guide: GrammarDrafter(guide) if guide is not None else None,
     PredictionDrafter.name: lambda _: PredictionDrafter(),
     TextDrafter.name: lambda _: TextDrafter(),
-    "mtp": lambda _: BroughtDrafter(),
+    "mtp": lambda _: BroughtDrafter("mtp"),
+    "model": lambda _: BroughtDrafter("model"),
 }
 """By the name that `--drafts` takes; in this order `auto` asks them."""
 

@@ -1,4 +1,4 @@
-"""Drafts that come with a batch's result: a model's MTP layer has guessed them behind the tokens that it sampled."""
+"""Drafts that come with a batch's result: the device has guessed them behind the tokens that it sampled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydrainfer.scheduler.drafting.drafter import Guess
 class BroughtDrafter:
     """`name`: the one that its drafts are counted by."""
 
-    def __init__(self, name: str = "mtp") -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self._guesses: dict[str, tuple[int, tuple[int, ...]]] = {}  # by sequence: the tokens before them, the guesses
 
