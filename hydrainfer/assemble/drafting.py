@@ -14,12 +14,15 @@ from hydrainfer.models import Model, holds_mtp
 from hydrainfer.scheduler import DRAFTERS, MANY_ROWS, Budgets, Drafting, Guide, Worth
 
 _MTP, _MODEL = "mtp", "model"
+_WORTH_MTP = 1 << 24
+"""Elements of a decoder's MLPs from which `auto` drafts by MTP: in a smaller one the calls of a guess's operators take
+as long as a step."""
 
 
 def drafters_of(config: ServeConfig, device: torch.device, described: ModelConfig, *, ahead: bool) -> tuple[str, ...]:
     """The names of those who draft, in the order in which they are asked. With `auto` there are some only on a CPU,
-    where nothing is launched ahead: a draft model, if there is one, else MTP, if the files have its layer. Raises
-    `ConfigError` or `CheckpointError`."""
+    where nothing is launched ahead: a draft model, if there is one, else MTP, if the files have its layer and it is not
+    tiny. Raises `ConfigError` or `CheckpointError`."""
     names = _named(config, device, described, ahead)
     if config.draft_model is not None:
         if _MODEL not in names:
@@ -43,7 +46,9 @@ def _named(config: ServeConfig, device: torch.device, described: ModelConfig, ah
         fits = device.type == "cpu" and config.device != "emulated" and config.native_kernels
         names = tuple(DRAFTERS) if fits and not ahead else ()
         by_model = config.draft_model is not None
-        mtp = bool(names and described.text.mtp and not by_model) and holds_mtp(model_folder(config), described)
+        text = described.text
+        large = 3 * text.layers * text.hidden * text.intermediate >= _WORTH_MTP or text.experts is not None
+        mtp = bool(names and text.mtp and large and not by_model) and holds_mtp(model_folder(config), described)
         return tuple(name for name in names if {_MTP: mtp, _MODEL: by_model}.get(name, True))
     unknown = [name for name in names if name not in DRAFTERS]
     if unknown:

@@ -13,13 +13,15 @@ answer changes.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from hydrainfer.models.decoder import Decoder, LastRows, LayerCache, LlamaLayer, norm_dtype
+from hydrainfer.models.decoder import Decoder, LastRows, LayerCache
+from hydrainfer.models.layer import LlamaLayer, norm_dtype
 from hydrainfer.models.slots import Slot, Weight, empty, matrix
-from hydrainfer.ops import OpSet
+from hydrainfer.ops import Decode, OpSet
 
 PREFIX = "mtp."
 """What the names of its tensors begin with."""
@@ -40,6 +42,11 @@ class MtpLayer:
         self._like = max(i for i, w in enumerate(c.windows) if w == c.mtp_window and i not in recurrent)
         of_layer = replace(c, experts=None) if c.mtp_window else c
         self.layer = LlamaLayer.make(of_layer, self._like, ops, dtype, device)
+
+    @cached_property
+    def _decode(self) -> Decode | None:
+        c, plain, make = self._decoder.config, self.layer.plain(self._decoder.config), self._ops.decoder
+        return None if plain is None or make is None else make([plain], c.heads, c.norm_eps, c.attention_scale)
 
     def slots(self) -> dict[str, Slot]:
         norms = {
@@ -64,5 +71,6 @@ class MtpLayer:
         [rows, hidden]. `positions`: those of `hidden`. Writes keys and values of all rows to `cache`."""
         decoder = self._decoder
         both = torch.cat([decoder.normed(embedded, self.embed_norm), decoder.normed(hidden, self.hidden_norm)], 1)
-        x = decoder.one_layer(self.layer, self._like, self._ops.linear(both, self.joined), positions, cache, last)
+        x = self._ops.linear(both, self.joined)
+        x = decoder.one_layer(self.layer, self._like, x, positions, cache, last, self._decode)
         return decoder.normed(x, self.norm)

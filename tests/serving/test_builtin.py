@@ -14,8 +14,10 @@ from hydrainfer import LLM, SamplingParams, builtin
 from hydrainfer.cli import app
 from hydrainfer.config import load
 from hydrainfer.core import ConfigError
+from hydrainfer.scheduler import Worth
 from hydrainfer.serving import serve_in_background
 from hydrainfer.workload.sources import read_recording
+from tests.equivalence.mixed import settled_stats
 from training.builtin import plain
 from training.builtin.samples import FOLDER
 
@@ -62,6 +64,22 @@ def test_the_builtin_model_answers(layout):
         assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0)
         warm = answers(llm, stars[:1] * 8, SamplingParams(temperature=2.0, max_tokens=40))
         assert len(set(warm)) > 1, warm
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
+def test_its_mtp_layer_guesses_nearly_all_of_a_description(layout, monkeypatch):
+    """Behind pictures, from the first token on, also where another instance has computed the prompt."""
+    chats = [user(c.picture, "Describe the picture.") for c in plain.cases(12, 3)]
+    with LLM(threads=1, drafts="off") as llm:
+        said = answers(llm, chats)
+    monkeypatch.setattr(Worth, "guesses", lambda worth, lucks, most: 2)
+    monkeypatch.setattr(Worth, "share", lambda worth, n_decodes, lucks, offers: list(offers))
+    with LLM(layout=layout, launcher="inproc", threads=1, drafts="mtp") as llm:
+        assert answers(llm, chats) == said
+        counts = settled_stats(llm).drafts["mtp"]
+    assert counts.n_drafts >= 10
+    assert counts.by_position[0] >= 0.9 * counts.n_drafts
+    assert counts.n_accepted >= 1.2 * counts.n_drafts  # and one token more of each step
 
 
 def test_its_answers_are_traced_and_replayed(tmp_path):

@@ -16,13 +16,12 @@ from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hydrainfer.core import LiveSequence, TokenWork
 from hydrainfer.models import LayerCache, Model
 from hydrainfer.ops import AttentionBatch, to_device
-from hydrainfer.runtime.guessing.places import Guesses, Passed, decodes, places_of
+from hydrainfer.runtime.guessing.places import Guesses, Passed, Tables, decodes, places_of
 from hydrainfer.runtime.packing import PackedTokens
 from hydrainfer.storage import BlockStore
 
@@ -120,8 +119,8 @@ class DraftModel:
         if not ready:
             return {}
         items, readers = [parts[i].item for i in ready], [readers[i] for i in ready]
-        on = to_device(np.array(ready, dtype=np.int64), tables.device)
-        tables, hidden = tables[on], hidden[on]
+        if len(ready) < len(parts):
+            tables, hidden = tables.of_rows(ready), hidden[to_device(np.array(ready, dtype=np.int64), hidden.device)]
         guesses: Guesses = dict.fromkeys(items, ())
         for i in range(n):
             if i:
@@ -130,10 +129,10 @@ class DraftModel:
                 guesses[item] = (*guesses[item], token)
         return guesses
 
-    def _read(self, readers: Sequence[_Reader], pieces: Sequence[list[int]], tables: Tensor) -> Tensor:
+    def _read(self, readers: Sequence[_Reader], pieces: Sequence[list[int]], tables: Tables) -> Tensor:
         """Feed each sequence a piece, those with one token first. Returns the hidden states [sequences, hidden] of
         their last tokens."""
-        model, device, counts = self._model, tables.device, [len(piece) for piece in pieces]
+        model, device, counts = self._model, self._model.device, [len(piece) for piece in pieces]
         firsts, ends = np.array([len(reader.fed) for reader in readers], dtype=np.int64), [*accumulate(counts)]
         starts = np.array([0, *ends], dtype=np.int32)
         row = np.repeat(np.arange(len(readers)), counts)
@@ -148,32 +147,32 @@ class DraftModel:
             reader.fed += piece
         return hidden if len(ends) == ends[-1] else hidden[to_device(np.array(ends, dtype=np.int64) - 1, device)]
 
-    def _batch(self, tables: Tensor, firsts: np.ndarray, counts: list[int], window: int) -> AttentionBatch:
-        ops, size, device = self._model.ops, self._size, tables.device
+    def _batch(self, tables: Tables, firsts: np.ndarray, counts: list[int], window: int) -> AttentionBatch:
+        ops, size, device = self._model.ops, self._size, self._model.device
         if len(counts) == sum(counts):
             return decodes(ops, tables, firsts, size, window)
         row = np.repeat(np.arange(len(counts)), counts)
         starts = np.array([0, *accumulate(counts)], dtype=np.int32)
-        at, on = to_device(np.arange(len(row)) - starts[row] + firsts[row], device), to_device(row, device)
+        blocks, offsets = np.divmod(np.arange(len(row)) - starts[row] + firsts[row], size)
         batch = AttentionBatch(
             counts=counts,
             contexts=firsts.tolist(),
             n_decodes=sum(1 for n in counts if n == 1),
             block_tokens=size,
-            tables=tables,
+            tables=tables.on,
             lengths=to_device((firsts + counts).astype(np.int32), device),
-            slots=tables[on, at // size].to(torch.int64) * size + at % size,
+            slots=to_device(tables.host[row, blocks].astype(np.int64) * size + offsets, device),
             starts=to_device(starts, device),
             window=window,
         )
         ops.prepare(batch)
         return batch
 
-    def _tables(self, readers: Sequence[_Reader]) -> Tensor:
-        """int32 [sequences, blocks]; entries past the end repeat the first one."""
+    def _tables(self, readers: Sequence[_Reader]) -> Tables:
+        """Entries past the end repeat the first one."""
         longest = max(len(reader.blocks) for reader in readers)
         rows = [reader.blocks + reader.blocks[:1] * (longest - len(reader.blocks)) for reader in readers]
-        return to_device(np.array(rows, dtype=np.int32), self._model.device)
+        return Tables.of(np.array(rows, dtype=np.int32), self._model.device)
 
     def _room(self, reader: _Reader, n_tokens: int, present: set[int]) -> bool:
         """Give it blocks for so many tokens, those of others if need be that are not `present`. Returns whether that

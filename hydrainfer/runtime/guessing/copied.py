@@ -15,7 +15,7 @@ from torch import Tensor
 from hydrainfer.cache import CacheSpec
 from hydrainfer.core import TokenWork
 from hydrainfer.models import LayerCache, Model
-from hydrainfer.ops import AttentionBatch, to_device
+from hydrainfer.ops import to_device
 from hydrainfer.runtime.guessing.places import Guesses, Passed, Steps, places_of, slots_of
 from hydrainfer.runtime.packing import PackedTokens
 
@@ -27,6 +27,8 @@ class CopyGuesser:
 
     def __init__(self, model: Model, specs: Sequence[CacheSpec]) -> None:
         self._model, self._specs = model, list(specs)
+        names = {layer: spec.name for spec in specs for layer in spec.layers}
+        self._names = [names[i] for i in range(model.config.text.layers)]
         self.usual = True
 
     def ahead(self, _packed: PackedTokens, work: list[TokenWork]) -> list[int]:
@@ -43,15 +45,11 @@ class CopyGuesser:
         device = sampled.device
         positions = passed.on["positions"][..., to_device(np.array([p.row for p in places], dtype=np.int64), device)]
         tokens = sampled[to_device(np.array([p.sampled for p in places], dtype=np.int64), device)]
-        steps: dict[int, Steps] = {}  # by the batch that layers have in common
-        for cache in passed.caches:
-            assert isinstance(cache.batch, AttentionBatch)
-            if id(cache.batch) not in steps:
-                steps[id(cache.batch)] = Steps(model.ops, cache.batch, packed, places)
+        steps = {spec.name: Steps(model.ops, device, spec, packed, places) for spec in self._specs}
         guesses: Guesses = {}
         for i in range(1, n + 1):
-            batches = {key: step.decodes(i) for key, step in steps.items()}
-            caches = [LayerCache(cache.parts, batches[id(cache.batch)]) for cache in passed.caches]
+            batches = {name: step.decodes(i) for name, step in steps.items()}
+            caches = [LayerCache(cache.parts, batches[name]) for name, cache in zip(self._names, passed.caches)]
             tokens = model.likeliest(model.forward(model.embed(tokens), positions + i, caches))
             for p, token in zip(places, tokens.tolist()):
                 guesses[p.item] = (*guesses.get(p.item, ()), token)

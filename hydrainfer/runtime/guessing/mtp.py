@@ -17,7 +17,7 @@ from torch import Tensor
 from hydrainfer.cache import CacheSpec
 from hydrainfer.core import TokenWork
 from hydrainfer.models import LastRows, LayerCache, Model
-from hydrainfer.ops import AttentionBatch, to_device
+from hydrainfer.ops import to_device
 from hydrainfer.runtime.guessing.places import Guesses, Passed, Steps, places_of, slots_of
 from hydrainfer.runtime.packing import PackedTokens, picture_row
 from hydrainfer.storage import BlockStore
@@ -64,12 +64,12 @@ class MtpGuesser:
 
     def guess(self, work: list[TokenWork], ahead: _Ahead, passed: Passed, sampled: Tensor | None, n: int) -> Guesses:
         on, cache, model = passed.on, passed.caches[-1], self._model
-        assert isinstance(cache.batch, AttentionBatch) and passed.hidden is not None
+        assert passed.hidden is not None
         embedded = self._embedded(ahead, passed, sampled)
         known = [] if sampled is None or n == 0 else sampled.tolist()
         places = places_of(work, passed.packed, ahead.n_slots, known) if known else []
         rows = to_device(np.array([p.row for p in places], dtype=np.int64), embedded.device)
-        positions, steps = on["positions"][..., rows], Steps(model.ops, cache.batch, passed.packed, places)
+        positions, steps = on["positions"][..., rows], Steps(model.ops, model.device, self._spec, passed.packed, places)
         last = LastRows(rows, steps.decodes(0) if places else None)
         hidden = model.guess(passed.hidden, embedded, on["positions"], cache, last)
         guesses: Guesses = {}

@@ -18,7 +18,7 @@ from torch import Tensor
 from hydrainfer.cache import CacheSpec
 from hydrainfer.core import TokenWork
 from hydrainfer.models import LayerCache
-from hydrainfer.ops import AttentionBatch, OpSet, to_device
+from hydrainfer.ops import AttentionBatch, OpSet, to_device, upload
 from hydrainfer.runtime.packing import PackedTokens
 
 Guesses = dict[int, tuple[int, ...]]
@@ -94,39 +94,55 @@ def places_of(
 
 
 class Steps:
-    """One row for each of some places, which goes on from step to step in one paged cache."""
+    """One row for each of some places, which goes on from step to step in the paged cache `spec`."""
 
-    def __init__(self, ops: OpSet, full: AttentionBatch, packed: PackedTokens, places: Sequence[Place]) -> None:
-        self._ops, self._full = ops, full
-        requests = [p.request for p in places]
-        on = to_device(np.array(requests, dtype=np.int64), full.tables.device)
-        rows = [full.contexts[p.request] + p.row - int(packed.starts[p.request]) for p in places]
-        self._tables, self._at = full.tables[on], np.array(rows, dtype=np.int64)
+    def __init__(
+        self, ops: OpSet, device: torch.device, spec: CacheSpec, packed: PackedTokens, places: Sequence[Place]
+    ) -> None:
+        page = packed.paged[spec.name]
+        at = [page.contexts[p.request] + p.row - int(packed.starts[p.request]) for p in places]
+        self._ops, self._spec, self._at = ops, spec, np.array(at, dtype=np.int64)
+        self._tables = Tables.of(page.tables[[p.request for p in places]], device)
 
     def keep(self, chosen: Sequence[int]) -> None:
         """Go on with these alone."""
-        self._tables = self._tables[to_device(np.array(chosen, dtype=np.int64), self._tables.device)]
-        self._at = self._at[np.array(chosen, dtype=np.int64)]
+        self._tables, self._at = self._tables.of_rows(chosen), self._at[chosen]
 
     def decodes(self, ahead: int) -> AttentionBatch:
         """Rows that lie `ahead` behind the places', as decodes."""
-        return decodes(self._ops, self._tables, self._at + ahead, self._full.block_tokens, self._full.window)
+        return decodes(self._ops, self._tables, self._at + ahead, self._spec.block_tokens, self._spec.window)
 
 
-def decodes(ops: OpSet, tables: Tensor, at: np.ndarray, block_tokens: int, window: int) -> AttentionBatch:
-    """One row each, at the positions `at` of these block tables."""
-    n, device = len(at), tables.device
-    positions = to_device(at, device)
-    blocks = tables.gather(1, (positions // block_tokens)[:, None])[:, 0].to(torch.int64)
+class Tables(NamedTuple):
+    """Block tables [sequences, blocks] int32, on the host and on the device."""
+
+    host: np.ndarray
+    on: Tensor
+
+    @classmethod
+    def of(cls, host: np.ndarray, device: torch.device) -> Tables:
+        return cls(host, to_device(host, device))
+
+    def of_rows(self, chosen: Sequence[int]) -> Tables:
+        return Tables.of(self.host[list(chosen)], self.on.device)
+
+
+def decodes(ops: OpSet, tables: Tables, at: np.ndarray, block_tokens: int, window: int) -> AttentionBatch:
+    """One row of each sequence, at the positions `at`."""
+    n = len(at)
+    blocks, offsets = np.divmod(at, block_tokens)
+    slots = tables.host[np.arange(n), blocks].astype(np.int64) * block_tokens + offsets
+    lengths, starts = (at + 1).astype(np.int32), np.arange(n + 1, dtype=np.int32)
+    on = upload({"slots": slots, "lengths": lengths, "starts": starts}, tables.on.device)
     batch = AttentionBatch(
         counts=[1] * n,
         contexts=at.tolist(),
         n_decodes=n,
         block_tokens=block_tokens,
-        tables=tables,
-        lengths=(positions + 1).to(torch.int32),
-        slots=blocks * block_tokens + positions % block_tokens,
-        starts=torch.arange(n + 1, dtype=torch.int32, device=device),
+        tables=tables.on,
+        lengths=on["lengths"],
+        slots=on["slots"],
+        starts=on["starts"],
         window=window,
     )
     ops.prepare(batch)

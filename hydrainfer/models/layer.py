@@ -1,0 +1,131 @@
+"""One decoder layer's weights, in all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hydrainfer.checkpoint import TextConfig
+from hydrainfer.models.mixers import Mixer, mixer_of
+from hydrainfer.models.moe import Moe
+from hydrainfer.models.slots import Slot, Weight, empty, matrix
+from hydrainfer.ops import HeadNorms, OpSet, PlainLayer
+
+
+@dataclass(slots=True)
+class LlamaLayer:
+    """One layer's weights. The query, key and value projections are fused, and so are gate and up. A layer with experts
+    has no MLP. If a `mixer` replaces attention, `qkv` and `out` are the matrices before and after it."""
+
+    mixer: Mixer | None
+    input_norm: Tensor
+    qkv: Weight
+    out: Weight
+    mlp_norm: Tensor
+    gate_up: Weight | None
+    down: Weight | None
+    qkv_bias: Tensor | None
+    out_bias: Tensor | None
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    head_norms: HeadNorms | None
+    out_norm: Tensor | None
+    down_norm: Tensor | None
+    sinks: Tensor | None
+    experts: Moe | None
+    widths: tuple[int, int, int]
+    """The widths of the parts of a `qkv` row: queries with their gates, keys, and values."""
+
+    @classmethod
+    def make(cls, c: TextConfig, i: int, ops: OpSet, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
+        """The empty weights of layer number `i`."""
+        heads, kv_heads, h, m = c.heads, c.kv_heads_of(c.windows[i]), c.hidden, c.intermediate
+        q, k, v = widths = heads * (c.head_dim + c.gate_dim), kv_heads * c.head_dim, kv_heads * c.value_dim
+        into, out, into_bias, out_bias = q + k + v, heads * c.value_dim, c.qkv_bias, c.out_bias
+        mixer = mixer_of(c, i, ops, dtype, device)
+        if mixer is not None:
+            into, out, into_bias, out_bias = mixer.in_width, mixer.out_width, mixer.bias, mixer.bias
+        qk_norm, dense = c.qk_norm and mixer is None, not c.has_experts(i)
+
+        def tensor(*shape: int) -> Tensor:
+            return empty(shape, dtype, device)
+
+        def norm(width: int) -> Tensor:
+            return empty((width,), norm_dtype(c, dtype), device)
+
+        return cls(
+            mixer=mixer,
+            input_norm=norm(h),
+            qkv=matrix(ops, (into, h), dtype, device),
+            out=matrix(ops, (h, out), dtype, device),
+            mlp_norm=norm(h),
+            gate_up=matrix(ops, (2 * m, h), dtype, device) if dense else None,
+            down=matrix(ops, (h, m), dtype, device) if dense else None,
+            qkv_bias=tensor(into) if into_bias else None,
+            out_bias=tensor(h) if out_bias else None,
+            gate_up_bias=tensor(2 * m) if c.mlp_bias and dense else None,
+            down_bias=tensor(h) if c.mlp_bias and dense else None,
+            head_norms=HeadNorms(norm(c.head_dim), norm(c.head_dim), c.norm_eps) if qk_norm else None,
+            out_norm=norm(h) if c.sandwich else None,
+            down_norm=norm(h) if c.sandwich else None,
+            sinks=empty((heads,), torch.float32, device) if c.has_sinks(i) else None,
+            experts=Moe.make(c.experts, h, ops, dtype, device) if c.experts and not dense else None,
+            widths=widths,
+        )
+
+    def plain(self, c: TextConfig) -> PlainLayer | None:
+        """This layer as `OpSet.decoder` takes it; None if it has a part that `PlainLayer` lacks."""
+        if self.mixer is not None or self.gate_up is None or self.down is None or self.out_norm is not None:
+            return None
+        if c.gate_dim or c.centred_norms or c.value_scale != 1.0 or c.activation != "silu":
+            return None
+        q_norm, k_norm = (None, None) if self.head_norms is None else self.head_norms[:2]
+        norms = self.input_norm, self.mlp_norm, q_norm, k_norm, self.sinks
+        mlp = self.gate_up, self.gate_up_bias, self.down, self.down_bias
+        return PlainLayer(*norms, self.qkv, self.qkv_bias, self.out, self.out_bias, *mlp)
+
+    def multiplied(self) -> list[Weight]:
+        found = [weight for weight in (self.qkv, self.out, self.gate_up, self.down) if weight is not None]
+        return found if self.experts is None else found + self.experts.multiplied()
+
+    def slots(self, prefix: str, c: TextConfig) -> dict[str, Slot]:
+        m, attention, mlp = c.intermediate, f"{prefix}.self_attn", f"{prefix}.mlp"
+        norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.mlp_norm}
+        if self.out_norm is not None and self.down_norm is not None:
+            norms |= {"post_attention_layernorm": self.out_norm, "post_feedforward_layernorm": self.down_norm}
+            norms["pre_feedforward_layernorm"] = self.mlp_norm
+        if self.head_norms is not None:
+            norms |= {"self_attn.q_norm": self.head_norms.q, "self_attn.k_norm": self.head_norms.k}
+        found = {f"{prefix}.{name}.weight": Slot(norm, plus=float(c.centred_norms)) for name, norm in norms.items()}
+        for leaf, qkv, out, gate_up, down in (
+            ("weight", self.qkv, self.out, self.gate_up, self.down),
+            ("bias", self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias),
+        ):
+            if self.mixer is not None and qkv is not None and out is not None:
+                found |= {f"{prefix}.{name}.{leaf}": Slot(part) for name, part in self.mixer.around(qkv, out).items()}
+                qkv = out = None
+            if qkv is not None:
+                parts = dict(zip("qkv", qkv.split(self.widths)))
+                if c.gate_dim == 1:
+                    parts["g"], parts["q"] = parts["q"].split([c.heads, c.heads * c.head_dim])
+                for letter, part in parts.items():
+                    found[f"{attention}.{letter}_proj.{leaf}"] = Slot(part)
+            if out is not None:
+                found[f"{attention}.o_proj.{leaf}"] = Slot(out)
+            if gate_up is not None and down is not None:
+                for name, part in zip(("gate", "up"), gate_up.split([m, m])):
+                    found[f"{mlp}.{name}_proj.{leaf}"] = Slot(part)
+                found[f"{mlp}.down_proj.{leaf}"] = Slot(down)
+        if self.sinks is not None:
+            found[f"{attention}.sinks"] = Slot(self.sinks)
+        if self.mixer is not None:
+            found |= self.mixer.slots(prefix)
+        return found if self.experts is None else found | self.experts.slots(mlp)
+
+
+def norm_dtype(c: TextConfig, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of norm weights. It is float32 where they are one plus a small weight, which 16 bits would round
+    off."""
+    return torch.float32 if c.centred_norms else dtype
