@@ -1,11 +1,12 @@
 """Does any input, however wrong, end in a 500, a lost connection or a dead worker?
 
-    make fuzz [ARGS="--http 100000 --media 100000 --frames 100000"]
+    make fuzz [ARGS="--http 100000 --media 100000 --frames 100000 --predicted 100000"]
 
 The targets are those of `tests/fuzz`: bodies and raw bytes to the HTTP server (before a scripted engine), pictures to
-two media workers, frames to the decoders of the cluster's messages. An input is a function of its number, and how far
-each target has come is kept in `--state`: a run that is interrupted goes on there. The first violation ends the run and
-names the input, which `--only TARGET:NUMBER` makes again. With `--schemathesis PATH` its program, in an environment of
+two media workers, frames to the decoders of the cluster's messages, predicted answers to a server with a tiny model,
+which must not change an answer. An input is a function of its number, and how far each target has come is kept in
+`--state`: a run that is interrupted goes on there. The first violation ends the run and names the input, which
+`--only TARGET:NUMBER` makes again. With `--schemathesis PATH` its program, in an environment of
 its own (`pip install schemathesis`), attacks every route of the OpenAPI description as well.
 """
 

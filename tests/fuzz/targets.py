@@ -18,6 +18,7 @@ from hydrainfer.core import HydraError, InternalError
 from hydrainfer.processor import ClipImages, ImagePart, MediaLimits, MediaWorkers, Seal, load_description, prepare_image
 from tests.checkpoints import make_llava
 from tests.fuzz import inputs
+from tests.fuzz.predicted import Predicted
 from tests.server.conftest import ServerUnderTest
 
 _LIMITS = MediaLimits(max_pixels=1_000_000)
@@ -137,7 +138,12 @@ class Frames(Target):
                 self.seen["refused by its type"] += 1
 
 
-TARGETS: dict[str, type[Http] | type[Media] | type[Frames]] = {"http": Http, "media": Media, "frames": Frames}
+TARGETS: dict[str, type[Http] | type[Media] | type[Frames] | type[Predicted]] = {
+    "http": Http,
+    "media": Media,
+    "frames": Frames,
+    "predicted": Predicted,
+}
 
 
 def rng_of(target: str, number: int) -> random.Random:

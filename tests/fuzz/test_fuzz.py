@@ -5,7 +5,7 @@ import pytest
 from tests.fuzz.targets import TARGETS, rng_of
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi, pytest.mark.timeout(120)]
-N_INPUTS = {"http": 400, "media": 600, "frames": 2000}
+N_INPUTS = {"http": 400, "media": 600, "frames": 2000, "predicted": 150}
 
 
 @pytest.mark.parametrize("name", TARGETS)
