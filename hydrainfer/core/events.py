@@ -130,13 +130,15 @@ class Cached(msgspec.Struct, frozen=True):
 class DraftCounts(msgspec.Struct):
     """What became of one drafter's drafts: the steps in which it had some, its `n_tokens` drafts, those that were
     right, and how many of them at each place behind the sequence's last token. `n_failures`: errors that it has
-    raised."""
+    raised. `left_out`: guesses that were not verified, by the reason: their `cost`, the step's token `budget`, or no
+    `room`."""
 
     n_drafts: int = 0
     n_tokens: int = 0
     n_accepted: int = 0
     by_position: list[int] = []
     n_failures: int = 0
+    left_out: dict[str, int] = {}
 
     def add(self, n_tokens: int, n_accepted: int) -> None:
         """Count the drafts of one sequence in one step."""
@@ -146,6 +148,12 @@ class DraftCounts(msgspec.Struct):
         self.by_position += [0] * (n_tokens - len(self.by_position))
         for i in range(n_accepted):
             self.by_position[i] += 1
+
+    def leave_out(self, **by_reason: int) -> None:
+        """Count guesses that were not verified."""
+        for reason, n in by_reason.items():
+            if n:
+                self.left_out[reason] = self.left_out.get(reason, 0) + n
 
 
 class InstanceStats(msgspec.Struct, frozen=True):
@@ -238,5 +246,7 @@ def _all_drafts(parts: list[InstanceStats]) -> dict[str, DraftCounts]:
         one.n_drafts += counts.n_drafts
         one.n_tokens += counts.n_tokens
         one.n_accepted += counts.n_accepted
+        one.n_failures += counts.n_failures
+        one.leave_out(**counts.left_out)
         one.by_position = [a + b for a, b in zip_longest(one.by_position, counts.by_position, fillvalue=0)]
     return found

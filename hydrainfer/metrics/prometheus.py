@@ -269,7 +269,10 @@ class _DraftFamilies:
         by_position = "Drafts that were right, by their place behind the last token."
         self._by_position = family("num_accepted_tokens_per_pos", by_position, "position")
         self._failures = family("num_drafter_failures", "Errors of a drafter, without which the instance goes on.")
-        self.families = (self._steps, self._drafted, self._accepted, self._by_position, self._failures)
+        left_out = "Guesses that were not verified, by the reason: their cost, the step's token budget, or no room."
+        self._left_out = family("num_drafts_left_out", left_out, "reason")
+        of_tokens = self._drafted, self._accepted, self._by_position, self._left_out
+        self.families = (self._steps, *of_tokens, self._failures)
 
     def add(self, engine: str, stats: InstanceStats) -> None:
         for method, counts in stats.drafts.items():
@@ -280,6 +283,8 @@ class _DraftFamilies:
             self._failures.add_metric(of, counts.n_failures)
             for i, n in enumerate(counts.by_position):
                 self._by_position.add_metric([*of, str(i)], n)
+            for reason, n in counts.left_out.items():
+                self._left_out.add_metric([*of, reason], n)
 
 
 def _doc(name: str) -> str:

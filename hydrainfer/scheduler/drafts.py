@@ -109,8 +109,13 @@ class Drafts:
             counts = self._worth.share(len(ready), lucks, counts)
         work: list[TokenWork] = []
         for item, (name, guess), count in zip(ready, offers, counts):
-            drafts = tuple(guess.tokens[: min(count, left)])
-            if drafts and (drafts := drafts[: self._room.room_for_drafts(item.seq, len(drafts))]):
+            n, fits = len(guess.tokens), min(count, left)
+            drafts = tuple(guess.tokens[:fits])
+            if drafts:
+                drafts = drafts[: self._room.room_for_drafts(item.seq, fits)]
+            if len(drafts) < n:
+                self._counts_of(name).leave_out(cost=n - count, budget=count - fits, room=fits - len(drafts))
+            if drafts:
                 left -= len(drafts)
                 self._in_flight[item.seq.id] = name, guess.kind
                 item = TokenWork(item.seq, item.start, 1 + len(drafts), True, drafts)
@@ -134,8 +139,11 @@ class Drafts:
         n_right = sum(map(eq, tokens, drafts))
         self._luck(seq, name, kind).learn(len(drafts), n_right)
         self._usual[name, kind].learn(len(drafts), n_right)
-        self.counts.setdefault(name, DraftCounts()).add(len(drafts), n_right)
+        self._counts_of(name).add(len(drafts), n_right)
         return tokens
+
+    def _counts_of(self, name: str) -> DraftCounts:
+        return self.counts.setdefault(name, DraftCounts())
 
     def _offer(self, seq: LiveSequence) -> tuple[str, Guess]:
         """The drafter that speaks first, and its guess; or the device's, if more of that is expected to be right."""
@@ -179,7 +187,7 @@ class Drafts:
 
     def _drop(self, drafter: Drafter) -> None:
         self._drafters.remove(drafter)
-        self.counts.setdefault(drafter.name, DraftCounts()).n_failures += 1
+        self._counts_of(drafter.name).n_failures += 1
 
     def _luck(self, seq: LiveSequence, name: str, kind: int) -> Luck:
         """How often this drafter's guesses of this kind are right for a sequence, at first as often as usual."""
