@@ -111,7 +111,9 @@ class LanguageRunner:
         self._lane.close()
         self._graphs = None  # they refer to this runner, and so to the caches
 
-    def _execute(self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan, ahead: Any) -> StepResult | Read:
+    def _execute(
+        self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan, ahead: Any = None
+    ) -> StepResult | Read:
         self._before, self._sampled = self._sampled, None
         with torch.inference_mode():
             passed, hidden = self._forward(packed)

@@ -103,7 +103,7 @@ class FakeRig:
         return pack_tokens(work, r._tables, embed, r._rotary, r._sums, before)
 
     def hidden(self, work: list[TokenWork]) -> torch.Tensor:
-        return self.language._forward(self.packed(work))
+        return self.language._forward(self.packed(work))[1]
 
 
 @pytest.fixture
