@@ -242,7 +242,7 @@ def figure(results: dict[str, Any], path: Path) -> None:
     panels = [Panel("TPOT with drafts ÷ without, one at a time", names, ratios)]
     counts = list(dict.fromkeys(key.rpartition(", ")[2] for key in many))
     kinds = list(dict.fromkeys(key.rpartition(", ")[0] for key in many))
-    rates = {kind: [many[f"{kind}, {n}"]["throughput_ratios"] for n in counts] for kind in kinds}
+    rates = {kind: [many.get(f"{kind}, {n}", {}).get("throughput_ratios", []) for n in counts] for kind in kinds}
     if many:
         panels.append(Panel("tokens per second with drafts ÷ without, many at a time", counts, rates))
     save_bars(path, "Drafts", panels)

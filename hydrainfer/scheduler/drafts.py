@@ -81,8 +81,9 @@ class Drafts:
         return len(self._drafters) > 1 or len(self._brought) > 0
 
     def wanted(self, work: list[TokenWork]) -> int:
-        """How many tokens the device shall guess behind each that it samples in a batch of this work."""
-        if not self._asks:
+        """How many tokens the device shall guess behind each that it samples in a batch of this work. None while a
+        prompt has a next chunk: that batch takes no drafts."""
+        if not self._asks or not all(item.sample for item in work):
             return 0
         seqs = [item.seq for item in work if item.sample and self._shall_guess(item)]
         if self._worth is None or not seqs:

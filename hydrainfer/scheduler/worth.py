@@ -21,6 +21,7 @@ _OUTLIER = 4.0  # a step that takes this many times as long as expected counts a
 _FIRST, _PRIOR, _LEAST = 0.7, 2.0, 0.1  # a sequence's luck before any draft, what that weighs, a new draft's weight
 _PLAIN, _PLAIN_MOST = 8, 64  # steps with drafts before one without: at first, and at most
 _RETRY = 32  # steps after which a sequence whose drafts do not pay gets one row
+_PATIENCE_MOST = 256  # steps after which the device guesses again, if it did not pay for long
 
 MANY_ROWS = 64
 """The most rows of a step with drafts, where no kernel sets a limit."""
@@ -128,6 +129,7 @@ class Worth:
     def __init__(self, most_rows: int, limit_s: float = math.inf, shape: Shape = lambda _: 1.0) -> None:
         self._most_rows, self._limit_s = most_rows, limit_s
         self._guess_s = 0.0  # what one guess behind each sampled token takes
+        self._n_without, self._patience = 0, _RETRY  # steps without such guesses, and until the next
         self._n_drafted, self._plain = 0, _PLAIN  # steps since the last one without drafts, and until the next
         self.seconds = StepSeconds(shape)
 
@@ -150,10 +152,15 @@ class Worth:
             if tokens / took_s > rate:
                 best, rate = k, tokens / took_s
         if best:
+            self._n_without, self._patience = 0, _RETRY
             return best
-        for luck in lucks:
-            luck.n_skipped += 1
-        return int(self._most_rows > n and any(luck.n_skipped >= _RETRY for luck in lucks))
+        self._n_without += 1
+        if self._n_without < self._patience or self._most_rows <= n:
+            return 0
+        self._n_without, self._patience = 0, min(2 * self._patience, _PATIENCE_MOST)
+        for luck in lucks:  # all at once: the device guesses for all of them
+            luck.n_skipped = _RETRY
+        return 1
 
     def share(self, n_decodes: int, lucks: Sequence[Luck], offers: Sequence[int]) -> list[int]:
         """How many of its `offers` of drafts each of these sequences gets in a step of `n_decodes`."""
