@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import torch
 
+from hydrainfer.assemble.model import ops_for
 from hydrainfer.assemble.sizes import GIB, free_bytes
 from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, for_stage
 from hydrainfer.checkpoint import ModelConfig, locate, model_folder, read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CheckpointError, ConfigError, Role, Stage
-from hydrainfer.models import DTYPES, Model, attentions_of, load_model
-from hydrainfer.ops import select_ops
+from hydrainfer.models import Model, load_model
 from hydrainfer.runtime import CopyGuesser, DraftModel, Guesser
 from hydrainfer.storage import BlockStore
 
@@ -77,29 +77,20 @@ def load_draft(
     """The language model that guesses. Its caches get as many tokens as the sequences that run usually have, if so much
     of the instance's `share` of memory is free for it. Raises `ConfigError` or `CheckpointError`."""
     itself = config.draft_model == SELF
-    folder, draft = (model_folder(config), described) if itself else _described(config)
-    kind = DTYPES[dtype]
-    ops = select_ops(
-        device,
-        kind,
-        draft.text.head_dim,
-        use_native=config.native_kernels,
-        threads=n_threads,
-        quantization="int8" if itself else config.quantization,
-        attentions=attentions_of(draft, _ROLE, kind, config.block_tokens),
-    )
-    found = Draft(load_model(folder, _ROLE, device, dtype, None, ops, draft), 0, config.block_tokens)
+    folder, of_draft = (model_folder(config), described) if itself else _described(config)
+    ops = ops_for(config, of_draft, _ROLE, dtype, n_threads, "int8" if itself else config.quantization)
+    draft = Draft(load_model(folder, _ROLE, device, dtype, None, ops, of_draft), 0, config.block_tokens)
     if itself:
-        return found
-    longest, n_bytes = -(-draft.text.context // config.block_tokens), sum(spec.block_bytes for spec in found.specs)
+        return draft
+    longest, n_bytes = -(-of_draft.text.context // config.block_tokens), sum(spec.block_bytes for spec in draft.specs)
     wish = config.max_running * TOKENS_PER_RUNNING // config.block_tokens + 1
-    n = min(wish, int(free_bytes(config, device, share, found.model.weight_bytes) * _SHARE) // n_bytes)
+    n = min(wish, int(free_bytes(config, device, share, draft.model.weight_bytes) * _SHARE) // n_bytes)
     if n < min(longest, _LEAST_TOKENS // config.block_tokens):
         raise ConfigError(
             f"no memory for the draft model's caches: {n * n_bytes / GIB:.2g} GiB are free; leave --draft-model out",
             param="draft_model",
         )
-    return found._replace(n_blocks=n)
+    return draft._replace(n_blocks=n)
 
 
 def guesser_of(config: ServeConfig, described: ModelConfig, draft: Draft, stores: Iterable[BlockStore]) -> Guesser:

@@ -11,10 +11,11 @@ from hydrainfer.assemble.sizes import quantization_of, torch_device
 from hydrainfer.cache import for_stage
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.config import ServeConfig
+from hydrainfer.config.schema import Quantization
 from hydrainfer.core import Lane, PixelSource, Role, Stage
 from hydrainfer.grammar import Follower
 from hydrainfer.models import DTYPES, Model, attentions_of, load_model
-from hydrainfer.ops import alone, select_ops
+from hydrainfer.ops import OpSet, alone, select_ops
 from hydrainfer.runtime import (
     Guesser,
     LaneThread,
@@ -42,17 +43,25 @@ def load_for(
 ) -> Model:
     """Load what the role needs of the model, in `dtype`, with the fastest operators for the device. `pause`: called
     between the vision tower's matrix products. Raises `ConfigError` or `CheckpointError`."""
-    device, kind = torch_device(config), DTYPES[dtype]
-    ops = select_ops(
-        device,
+    quantization = quantization_of(config, torch_device(config))
+    ops = ops_for(config, described, role, dtype, n_threads, quantization)
+    return load_model(model_folder(config), role, torch_device(config), dtype, on_progress, ops, described, pause)
+
+
+def ops_for(
+    config: ServeConfig, described: ModelConfig, role: Role, dtype: str, n_threads: int, quantization: Quantization
+) -> OpSet:
+    """The fastest operators on the device for what the role needs of a model."""
+    kind = DTYPES[dtype]
+    return select_ops(
+        torch_device(config),
         kind,
         described.text.head_dim,
         use_native=config.native_kernels,
         threads=n_threads,
-        quantization=quantization_of(config, device),
+        quantization=quantization,
         attentions=attentions_of(described, role, kind, config.block_tokens),
     )
-    return load_model(model_folder(config), role, device, dtype, on_progress, ops, described, pause)
 
 
 def lanes_for(

@@ -146,14 +146,14 @@ class LanguageRunner:
             return {}
         began_s, guesser = time.perf_counter(), self._guesser
         try:
-            found = guesser.guess(batch.work, ahead, passed, self._sampled, batch.n_guesses)
+            guesses = guesser.guess(batch.work, ahead, passed, self._sampled, batch.n_guesses)
         except Exception:
             _log.exception("guessing has failed; from now on this instance goes without it")
-            self._guesser, batch.guess_failed, found = None, True, {}
+            self._guesser, batch.guess_failed, guesses = None, True, {}
         batch.guess_s = time.perf_counter() - began_s
         if not guesser.usual:
             batch.n_guesses = 0
-        return found
+        return guesses
 
     def _likelihoods(self, hidden: Tensor, asked: AskedRows) -> Callable[[], list[TokenLogprobs]]:
         """A function that reads the log-probabilities of a chunk's next tokens. `hidden`: the hidden states of every

@@ -10,7 +10,7 @@ import transformers
 
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.core import ConfigError
-from hydrainfer.runtime.guessing import CopyGuesser, DraftModel
+from hydrainfer.runtime.guessing import CopyGuesser, DraftModel, beside
 from hydrainfer.scheduler import Worth
 from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import make_text
@@ -85,11 +85,13 @@ def test_the_guesses_are_the_draft_models_own_answers(
 def test_a_draft_model_that_is_the_model_is_always_right(tmp_path, always, monkeypatch, n_blocks, budget):
     """Also where its caches are so small that sequences give way to each other."""
     model = make_text(tmp_path / "model", "llama", seed=5)
-    init = DraftModel.__init__
+    init, drafters = DraftModel.__init__, list[DraftModel]()
+    monkeypatch.setattr(beside, "_KEPT", 1)
 
     def small(drafter, *args):
         init(drafter, *args)
         del drafter._free[n_blocks:]
+        drafters.append(drafter)
 
     monkeypatch.setattr(DraftModel, "__init__", small)
     with LLM(model, drafts="off", **OPTIONS) as llm:
@@ -98,7 +100,13 @@ def test_a_draft_model_that_is_the_model_is_always_right(tmp_path, always, monke
         assert answers(llm.generate(list(PROMPTS), GREEDY, use_tqdm=False)) == answers(plain)
         counts = settled_stats(llm).drafts["model"]
         assert counts.n_accepted == counts.n_tokens > 20
+        for _ in range(8):  # sequences that have ended are forgotten
+            llm.generate([PROMPTS[1]], GREEDY, use_tqdm=False)
         check_pools(llm)
+    (drafter,) = drafters
+    assert len(drafter._readers) <= 4 + 1
+    blocks = [block for reader in drafter._readers.values() for block in reader.blocks] + drafter._free
+    assert sorted(blocks) == list(range(n_blocks))
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("llama", "1EPD"), ("gemma3", "1P1D"), ("mixtral", "1EPD")])

@@ -25,6 +25,9 @@ from hydrainfer.runtime.guessing.places import Guesses, Passed, Tables, decodes,
 from hydrainfer.runtime.packing import PackedTokens
 from hydrainfer.storage import BlockStore
 
+_KEPT = 64
+"""Sequences that are kept beside those of a batch, though nothing was asked about them lately."""
+
 
 @dataclass(slots=True, eq=False)
 class _Reader:
@@ -40,9 +43,9 @@ class _Reader:
 
     def agree(self, text: Sequence[int]) -> None:
         """Forget what was fed and is not `text`, and its last token, whose pass tells what is next."""
-        most = min(len(self.fed), len(text) - 1)
-        n = min(self.n_sure, most)
-        while n < most and self.fed[n] == text[n]:
+        limit = min(len(self.fed), len(text) - 1)
+        n = min(self.n_sure, limit)
+        while n < limit and self.fed[n] == text[n]:
             n += 1
         del self.fed[n:]
         self.n_sure = n
@@ -90,6 +93,8 @@ class DraftModel:
             new = w.seq.tokens[reader.n_seen :]
             reader.text += [token for token in new if token < self._n_vocab]
             reader.n_seen += len(new)
+        while len(self._readers) > 4 * len(work) + _KEPT:  # sequences that have ended are among these
+            self._drop(self._readers.pop(next(iter(self._readers))))
         return readers
 
     def guess(
@@ -199,9 +204,9 @@ class DraftModel:
 
 def _within(texts: list[_Text], budget: int) -> list[_Text]:
     """As much of these as is read at once, the shortest pieces first: one token of each, and `budget` more."""
-    left, found = budget + len(texts), list[_Text]()
+    left, parts = budget + len(texts), list[_Text]()
     for one in sorted(texts, key=lambda one: len(one.piece)):
         if piece := one.piece[:left]:
-            found.append(one._replace(piece=piece))
+            parts.append(one._replace(piece=piece))
             left -= len(piece)
-    return sorted(found, key=lambda one: len(one.piece))  # the last one may have been cut
+    return sorted(parts, key=lambda one: len(one.piece))  # the last one may have been cut

@@ -79,7 +79,7 @@ def places_of(
     work: list[TokenWork], packed: PackedTokens, n_slots: list[int] | None, sampled: list[int]
 ) -> list[Place]:
     """The places of all items that sample. `n_slots`: as from `slots_of`; None: as many as anybody wants."""
-    found, first = list[Place](), 0
+    places, first = list[Place](), 0
     for item, w in enumerate(work):
         if not w.sample:
             continue
@@ -88,9 +88,9 @@ def places_of(
         at = first + n_right
         last = w.start + w.count - 1 - len(w.drafts) + n_right  # the row's token among all of the sequence
         n_behind = 1 << 30 if n_slots is None else n_slots[item] - last - 1
-        found.append(Place(item, packed.sample_rows[at], packed.sample_requests[at], at, first, n_behind))
+        places.append(Place(item, packed.sample_rows[at], packed.sample_requests[at], at, first, n_behind))
         first += 1 + len(w.drafts)
-    return found
+    return places
 
 
 class Steps:
