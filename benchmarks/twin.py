@@ -18,7 +18,7 @@ from hydrainfer.cache import CacheSpec
 from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig, read_layout
 from hydrainfer.core import CostModel, Request, Role, SamplingParams, Stage
-from hydrainfer.models import cache_specs, vision_fingerprint
+from hydrainfer.models import cache_specs, fingerprint
 from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.search import mean_interval_s
 from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator
@@ -69,7 +69,7 @@ class Twin:
         self._processor = Processor(
             load_description(path),
             self._pixels,
-            weights=vision_fingerprint(path),
+            weights=fingerprint(path),
             dtype=self._dtype,
             limits=media_limits(config),
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.checkpoints import make_llava
 from tests.checkpoints_gemma import make_gemma
+from tests.checkpoints_mtp import add_mtp
 from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import DELTA, make_text
 
@@ -28,15 +29,15 @@ _DELTA: dict[str, Any] = {  # states that our kernels take, which a graph needs
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 16,
 }
-
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "llava": lambda out: make_llava(out, head_dim=64, hidden=128),
     "qwen2_vl": lambda out: make_qwen("qwen2_vl", out, text=_QWEN2, vision={"hidden_size": 256}),
     "gemma3": lambda out: make_gemma(out, text={"head_dim": 256}),
     "gpt_oss": lambda out: make_text(out, "gpt_oss", head_dim=64),
-    "qwen3_5": lambda out: make_qwen("qwen3_5", out, text=_DELTA),
+    "qwen3_5": lambda out: add_mtp(make_qwen("qwen3_5", out, text=_DELTA)),
+    "lfm3_vl": lambda out: make_qwen("lfm3_vl", out, text={"head_dim": 64}),
 }
-PICTURES = ("llava", "qwen2_vl", "gemma3", "qwen3_5")
+PICTURES = ("llava", "qwen2_vl", "gemma3", "qwen3_5", "lfm3_vl")
 """Those that take pictures."""
 
 

@@ -39,7 +39,7 @@ from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle
 from hydrainfer.grammar import Grammars, load_grammars
 from hydrainfer.metrics import PrometheusRecorder
-from hydrainfer.models import vision_fingerprint
+from hydrainfer.models import fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.scheduler import Policy
 from hydrainfer.server import Intake, OverloadControl, Sessions, Traces, open_traces
@@ -213,7 +213,7 @@ def _intake(
     grammars: Grammars | None,
 ) -> Intake:
     limits = media_limits(config, resampler(config))
-    weights = vision_fingerprint(model_folder(config), model)
+    weights = fingerprint(model_folder(config), model, weights=config.device != "emulated")
     workers = media_workers(config, limits)
     processor = Processor(
         description,

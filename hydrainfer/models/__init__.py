@@ -5,7 +5,7 @@ block ownership. A new architecture is an entry in `checkpoint.FAMILIES` and a f
 """
 
 from hydrainfer.models.decoder import Decoder, DeepRows, LastRows, LayerCache
-from hydrainfer.models.fingerprint import vision_fingerprint
+from hydrainfer.models.fingerprint import fingerprint
 from hydrainfer.models.layers import Layers, layers_of
 from hydrainfer.models.load import DTYPES, holds_mtp, load_model
 from hydrainfer.models.model import Model, attentions_of, cache_specs
@@ -26,8 +26,8 @@ __all__ = [
     "VisionTower",
     "attentions_of",
     "cache_specs",
+    "fingerprint",
     "holds_mtp",
     "layers_of",
     "load_model",
-    "vision_fingerprint",
 ]

@@ -100,7 +100,7 @@ class Processor:
     """The preparation of chats and texts as requests. It owns only its media workers and its grammar compiler; the
     model's description, the limits and the picture store are references.
 
-    `weights`: fingerprint of the vision weights; `dtype`: that of the embeddings. Both are part of a picture's key.
+    `weights`: the model's fingerprint; `dtype`: that of embeddings and KV. Both are part of the keys of both.
     `block_tokens`: tokens per key of a prompt's chain, by which KV is shared; 0 means that no KV is shared.
     """
 

@@ -1,5 +1,5 @@
-"""Whole instances in bfloat16, where FlashInfer and graphs compute: graphs, no graphs, and E, P and D give the same
-tokens, and logits are those by torch's attention."""
+"""Whole instances in bfloat16, where FlashInfer and graphs compute: graphs, no graphs, drafts, and E, P and D give the
+same tokens, and logits are those by torch's attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
 from hydrainfer.models import DTYPES, attentions_of, load_model
 from hydrainfer.ops import select_ops, torch_variants
+from hydrainfer.scheduler import Worth
+from hydrainfer.scheduler.drafting import Guess, TextDrafter
 from tests.checkpoints import make_picture
+from tests.equivalence.mixed import settled_stats
 from tests.gpu.alike import check_alike
 from tests.models.teacher import teacher_forced
 
@@ -40,10 +43,15 @@ def chats(kind: str):
         yield [{"role": "user", "content": [image, *content] if with_picture else text}]
 
 
-def answers(kind: str, models, device, **options):
+def outputs(kind: str, models, device, **options):
     sizes = {"kv_cache_gib": 0.25, "threads": 1} | ({"image_cache_gib": 0.25} if kind in PICTURES else {})
-    with LLM(tiny(kind, models), device=device.type, dtype="bfloat16", **sizes, **options) as llm:
-        return [out.outputs[0] for out in llm.chat(list(chats(kind)), SAMPLING, use_tqdm=False)]
+    with LLM(tiny(kind, models), device=device.type, **sizes, **({"dtype": "bfloat16"} | options)) as llm:
+        out = llm.chat(list(chats(kind)), SAMPLING, use_tqdm=False)
+        return out, settled_stats(llm).drafts if "drafts" in options else {}
+
+
+def answers(kind: str, models, device, **options):
+    return [out.outputs[0] for out in outputs(kind, models, device, **options)[0]]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +74,33 @@ def test_every_way_gives_the_same_tokens(device, models, by_graphs, kind, way):
     if "layout" in options and kind not in PICTURES:
         options = options | {"layout": "1P1D"}
     print(check_alike(answers(kind, models, device, **options), by_graphs(kind)))
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_drafts_change_no_token(device, models, monkeypatch, kind):
+    """Drafts that are mostly the answer, every fourth of them wrong; and an MTP layer's, whatever they are."""
+    plain, _ = outputs(kind, models, device, async_scheduling=False)
+    by_prompt = {tuple(out.prompt_token_ids): out.outputs[0].token_ids for out in plain}
+
+    def guess(drafter, seq, n):
+        answer = by_prompt[tuple(seq.tokens[: seq.n_prompt])][seq.n_produced :][: min(n, 3)]
+        return Guess([t if (seq.n_produced + i) % 4 else 7 for i, t in enumerate(answer)])
+
+    monkeypatch.setattr(Worth, "guesses", lambda worth, lucks, most: 3)
+    monkeypatch.setattr(Worth, "share", lambda worth, n_decodes, lucks, offers: list(offers))
+    for name in ("ngram", "mtp") if kind == "qwen3_5" else ("ngram",):
+        if name == "ngram":
+            monkeypatch.setattr(TextDrafter, "guess", guess)
+        drafted, counts = outputs(kind, models, device, drafts=name, async_scheduling=False)
+        alike = check_alike([out.outputs[0] for out in drafted], [out.outputs[0] for out in plain])
+        print(name, alike, counts[name])
+        assert counts[name].n_tokens > 15
+        assert name == "mtp" or counts[name].n_accepted > 10
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl"])
+def test_half_floats(device, models, kind):
+    print(check_alike(*(answers(kind, models, device, dtype=dtype) for dtype in ("float16", "float32"))))
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from hydrainfer.checkpoint import read_config
 from hydrainfer.core import CheckpointError, Role
-from hydrainfer.models import load_model, vision_fingerprint
+from hydrainfer.models import fingerprint, load_model
 from tests.checkpoints import make_llava
 from tests.checkpoints_next import make_llava_next
 from tests.checkpoints_text import make_text
@@ -66,19 +67,23 @@ def test_shards_and_spellings_give_the_same_weights(published, sharded):
     assert len(list(sharded.glob("*.safetensors"))) > 2
     one, other = (weights(load_model(p, Role.parse("EPD"))) for p in (published, sharded))
     assert one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
-    assert vision_fingerprint(published) == vision_fingerprint(sharded)
+    assert fingerprint(published) == fingerprint(sharded)
 
 
-def test_fingerprint_changes_with_the_vision_weights_only(published, tmp_path):
+def test_fingerprint_changes_with_any_weight_and_with_the_configuration(published, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    assert len(vision_fingerprint(published)) == 16
-    for name, same in (("language_model.model.norm.weight", True), ("multi_modal_projector.linear_1.weight", False)):
+    assert len(fingerprint(published)) == 16
+    for name in ("language_model.model.norm.weight", "multi_modal_projector.linear_1.weight"):
         path = shutil.copytree(published, tmp_path / name)
+        assert fingerprint(path) == fingerprint(published)
         tensors = load_file(path / "model.safetensors")
         tensors[name] = tensors[name] * 2
         save_file(tensors, path / "model.safetensors")
-        assert (vision_fingerprint(path) == vision_fingerprint(published)) is same
+        assert fingerprint(path) != fingerprint(published)
+    config = read_config(published)
+    other = replace(config, text=replace(config.text, norm_eps=config.text.norm_eps * 2))
+    assert fingerprint(published, other) != fingerprint(published, config)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -252,7 +257,7 @@ def test_files_may_be_links_that_lead_elsewhere(published, sharded, tmp_path, la
         (snapshot / file.name).symlink_to(f"../../blobs/{i}")
     one, other = (weights(load_model(p, Role.parse("EPD"))) for p in (published, snapshot))
     assert all(torch.equal(one[n], other[n]) for n in one)
-    assert vision_fingerprint(snapshot) == vision_fingerprint(published)
+    assert fingerprint(snapshot) == fingerprint(published)
 
 
 def test_no_weights_and_foreign_weights(broken):
@@ -291,9 +296,9 @@ def texts(tmp_path_factory):
     return get
 
 
-def test_a_text_only_model_has_no_tower_no_image_cache_and_no_fingerprint(texts):
+def test_a_text_only_model_has_no_tower_and_no_image_cache(texts):
     path = texts("qwen2")
-    assert read_config(path).vision is None and vision_fingerprint(path) == b""
+    assert read_config(path).vision is None
     for role in ("EPD", "P", "PD", "E"):
         model = load_model(path, Role.parse(role))
         assert model.vision is None and (model.language is None) == (role == "E")
@@ -371,12 +376,12 @@ def test_the_newline_of_llava_next_is_part_of_the_fingerprint(tmp_path):
     from safetensors.torch import load_file, save_file
 
     published, present = make_llava_next(tmp_path / "a"), make_llava_next(tmp_path / "b", published_names=False)
-    before = vision_fingerprint(published)
-    assert before == vision_fingerprint(present)
+    before = fingerprint(published)
+    assert before == fingerprint(present)
     tensors = load_file(published / "model.safetensors")
     tensors["image_newline"] = tensors["image_newline"] * 2
     save_file(tensors, published / "model.safetensors")
-    assert vision_fingerprint(published) != before
+    assert fingerprint(published) != before
 
 
 @pytest.mark.parametrize(

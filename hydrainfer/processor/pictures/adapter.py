@@ -105,7 +105,7 @@ def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageA
 
 def content_key(picture: Picture, pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
     """The key of a picture's embedding, 32 bytes. It is a digest of the adapter's pixels, which are all that the vision
-    tower sees, the picture's original size and mode, the resolved preprocessing, the fingerprint of the vision weights,
+    tower sees, the picture's original size and mode, the resolved preprocessing, the fingerprint of the model,
     and the dtype."""
     size = "x".join(map(str, picture.size))
     head = f"{picture.mode}|{picture.image.mode}|{size}|{pixels.shape}|{dtype}|".encode()

@@ -26,8 +26,8 @@ from hydrainfer.processor.video import FrameSize
 
 
 class Seal(NamedTuple):
-    """The parts of an embedding's key that are the same for all pictures: the fingerprint of the vision weights and the
-    dtype of the embeddings."""
+    """The parts of an embedding's key that are the same for all pictures: the fingerprint of the model and the dtype of
+    the embeddings."""
 
     weights: bytes
     dtype: str

@@ -1,0 +1,77 @@
+"""What an instance needs of a store of blocks that other instances share and that outlives all of them.
+
+A block has one name, made of what its bytes depend on (`cache.shared`), so that two blocks with one name are equal. A
+store may lose any block at any time: whoever reads takes a block that is absent, or broken in any way, for a miss.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+KEY_BYTES = 16
+
+
+class BlockName(NamedTuple):
+    """`key`: 16 bytes, different for different contents. `kind`: the cache's name. `number`: the block's place in its
+    chain: of blocks of the same age, those with higher numbers are evicted first. `group`: where there are several
+    places, the blocks of a group lie in the same one."""
+
+    key: bytes
+    kind: str
+    number: int
+    group: bytes
+
+
+class Root(NamedTuple):
+    """What the names of all blocks of one model on one kind of server lie below. `digest`: 16 bytes. `about`: for
+    people, such as the model's name and dtype."""
+
+    digest: bytes
+    about: dict[str, str]
+
+
+class Contents(NamedTuple):
+    """What a store holds, of all models together. `limit_bytes`: None if the store itself sets the limit."""
+
+    n_blocks: int
+    n_bytes: int
+    limit_bytes: int | None
+
+
+class StoreError(Exception):
+    """The store cannot be used now, as a whole; one line for people. Blocks that are absent or broken are no errors."""
+
+
+class StoreFull(StoreError):
+    """Nothing can be written now, but blocks can be read."""
+
+
+class SharedStore(Protocol):
+    """The methods block, and are called by several threads at a time. All but `close` raise `StoreError`."""
+
+    place: str
+    """As people wrote it, without a password."""
+    counts: Counter[str]
+    """`corrupt`: blocks that were found broken, and removed; `evicted`: blocks removed to make room."""
+
+    def has(self, names: Sequence[BlockName]) -> list[bool]: ...
+
+    def read(self, names: Sequence[BlockName], into: Sequence[memoryview]) -> list[bool]:
+        """Read each block into its buffer, which has exactly its size. Returns which blocks arrived whole; the other
+        buffers may have been written to. A block that is broken, or of another size, is removed and counted."""
+
+    def write(
+        self, names: Sequence[BlockName], blocks: Sequence[memoryview], wanted: Callable[[], bool] = lambda: True
+    ) -> int:
+        """Write blocks in this order, those that are there already excepted. `wanted` is asked before each block can be
+        found: from then on its bytes must be right. Once it says no, nothing more is written. Returns how many of the
+        first blocks are in the store."""
+
+    def touch(self, names: Sequence[BlockName]) -> list[bool]:
+        """Make blocks count as used now. Returns which are there."""
+
+    def contents(self) -> Contents: ...
+
+    def close(self) -> None: ...
