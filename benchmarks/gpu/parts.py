@@ -142,9 +142,9 @@ STEPS: tuple[Step, ...] = (
     Step("look", 150, (_own("look", "look", 120), *map(_probe, PROBES)), at_once=6, told=True),
     Step(
         "truth",
-        150,
+        240,
         (
-            _tests("test_whole", 150),
+            _tests("test_whole", 240),
             Part("sanitizer", 150, _sanitizer),
             _tests("test_ops", 120),
             _tests("test_cuda_transports", 90),

@@ -24,12 +24,13 @@ from hydrainfer.assemble.sizes import (
     overlap_of,
     torch_device,
 )
-from hydrainfer.cache import DEVICE, HOST, CacheSet, CacheSizes, CacheSpec, tokens_in
+from hydrainfer.assemble.store import OpenStore, open_store, stored_of
+from hydrainfer.cache import DEVICE, HOST, STORE, CacheSet, CacheSizes, CacheSpec, StoreTier, tokens_in
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CostModel, Guessing, Lane, OutputSink, PixelSource, Role, Stage, owner_of
-from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap, Runner, Timing
+from hydrainfer.engine import Copies, Engine, EventSink, Mover, Moves, Overlap, Runner, Timing, tier_movers
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import Model
@@ -132,7 +133,10 @@ def build_engine(
     if role.runs(Stage.DECODE):
         guessing = Guessing.of(config.drafts, config.max_drafts)
         drafting = drafting_of(config, drafters, budgets, model, follower, described.text.vocab)
-    scheduler = _scheduler(config, role, caches, budgets, CacheSet(host), drafting)
+    store = None if config.store is None else open_store(config, described, dtype, caches.specs)
+    scheduler = _scheduler(
+        config, role, caches, budgets, CacheSet(host), drafting, None if store is None else store.tier
+    )
     engines: list[Engine] = []  # the engine, once it exists: lanes already run before, to capture graphs
     runners: Mapping[Lane, Runner]
     computed: Facts = {}
@@ -161,12 +165,14 @@ def build_engine(
         moved=None if node is None else node.moved,
         give_up_after=float("inf") if node is None else _BROKEN_AFTER,  # a single instance is not restarted
         ready=(lambda _: True) if around.grammars is None else around.grammars.ready,
-        copies=_copies(scheduler, stores, hosted, around.wake) if hosted else None,
+        copies=_copies(scheduler, stores, hosted, store, around.wake),
         ahead=settled.ahead,
     )
     engines.append(engine)
     kv_tokens = tokens_in(sizes.most)
     facts = _facts(config, settled, sizing.n_threads, sizes.blocks, hosted, model is None) | computed
+    if store is not None:
+        facts["store"] = store.fact
     return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
 
 
@@ -237,7 +243,13 @@ def _host_stores(sizes: dict[CacheSpec, int], device: torch.device) -> dict[str,
 
 
 def _scheduler(
-    config: ServeConfig, role: Role, caches: CacheSet, budgets: Budgets, host: CacheSet, drafting: Drafting
+    config: ServeConfig,
+    role: Role,
+    caches: CacheSet,
+    budgets: Budgets,
+    host: CacheSet,
+    drafting: Drafting,
+    store: StoreTier | None,
 ) -> Scheduler:
     policy = Policy(
         order=config.order,
@@ -246,7 +258,7 @@ def _scheduler(
         headroom_tokens=config.headroom_tokens,
         batching=config.batching,
     )
-    return Scheduler(role, caches, budgets, policy, host=host, drafting=drafting)
+    return Scheduler(role, caches, budgets, policy, host=host, drafting=drafting, store=store)
 
 
 def _moves(
@@ -270,10 +282,20 @@ def _moves(
 
 
 def _copies(
-    scheduler: Scheduler, stores: dict[str, BlockStore], hosted: dict[str, BlockStore], wake: Callable[[], None]
-) -> Copies:
-    """The copies between the tiers of this instance."""
-    return Copies(scheduler, *between_tiers({DEVICE: stores, HOST: hosted}, wake))
+    scheduler: Scheduler,
+    stores: dict[str, BlockStore],
+    hosted: dict[str, BlockStore],
+    store: OpenStore | None,
+    wake: Callable[[], None],
+) -> Copies | None:
+    """The copies between the tiers of this instance, and from and to its shared store; None if there are none."""
+    movers: dict[str, Mover] = {}
+    if hosted:
+        movers |= tier_movers(*between_tiers({DEVICE: stores, HOST: hosted}, wake))
+    stored = None if store is None else stored_of(store, scheduler, stores, wake)
+    if stored is not None:
+        movers[STORE] = stored
+    return Copies(scheduler, movers, stored) if movers else None
 
 
 def _gib_by_option(sizes: dict[CacheSpec, int]) -> Facts:

@@ -8,6 +8,18 @@ from hydrainfer.cache.arena import CacheSizes, Split, padded, share_memory
 from hydrainfer.cache.kinds import EmbedSpec, FullSpec, WindowSpec, specs_of
 from hydrainfer.cache.leases import CacheSet, Hit, Lease
 from hydrainfer.cache.pool import BlockPool, SlidingPool
+from hydrainfer.cache.shared import (
+    STORE,
+    BlockName,
+    BlockRef,
+    StoreJob,
+    StoreResult,
+    StoreTier,
+    layout_digest,
+    name_of,
+    refs_of,
+    stored_bytes,
+)
 from hydrainfer.cache.sizing import size_caches, tokens_in, too_small
 from hydrainfer.cache.spec import DTYPE_BYTES, TOKENS_PER_RUNNING, CacheSpec, Found, Part, Scan, Wishes, for_stage
 from hydrainfer.cache.state import StateLayout, StateSpec
@@ -17,8 +29,11 @@ __all__ = [
     "DEVICE",
     "DTYPE_BYTES",
     "HOST",
+    "STORE",
     "TOKENS_PER_RUNNING",
+    "BlockName",
     "BlockPool",
+    "BlockRef",
     "CacheSet",
     "CacheSizes",
     "CacheSpec",
@@ -35,15 +50,22 @@ __all__ = [
     "Split",
     "StateLayout",
     "StateSpec",
+    "StoreJob",
+    "StoreResult",
+    "StoreTier",
     "Tier",
     "WindowSpec",
     "Wishes",
     "for_stage",
     "host_sizes",
+    "layout_digest",
+    "name_of",
     "padded",
+    "refs_of",
     "share_memory",
     "size_caches",
     "specs_of",
+    "stored_bytes",
     "tokens_in",
     "too_small",
 ]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
-from hydrainfer.cache.spec import USUAL_TOKENS, CacheSpec, Found, Part, Wishes
+from hydrainfer.cache.spec import GROUP_TOKENS, USUAL_TOKENS, CacheSpec, Found, Part, Wishes
 from hydrainfer.cache.state import StateLayout, StateSpec
 from hydrainfer.core import InvalidRequest, Request, Role, Stage, answer_keys, split_chain
 
@@ -45,6 +45,11 @@ class FullSpec(CacheSpec, frozen=True):
 
     def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
         return answer_keys(request, tokens, keys, self.block_tokens) if request.keys else []
+
+    def group(self, keys: Sequence[bytes], number: int) -> bytes:
+        """See `CacheSpec.group`. The first tokens are in one group, by their first block, and all others in another."""
+        n = max(1, GROUP_TOKENS // self.block_tokens)
+        return keys[0 if number < n else n - 1]
 
     def safe(self, found: Found, n_most: int) -> int | None:
         return min(len(found), n_most // self.block_tokens) * self.block_tokens
@@ -209,6 +214,9 @@ class EmbedSpec(CacheSpec, frozen=True):
     def keys(self, request: Request) -> list[bytes]:
         """The keys of the blocks: the picture's content key and the number of the block in the picture."""
         return [m.key + i.to_bytes(4, "little") for m in request.media for i in range(self.blocks_for(m.n_tokens))]
+
+    def group(self, keys: Sequence[bytes], number: int) -> bytes:
+        return keys[number][:-4]
 
     def safe(self, found: Found, n_most: int) -> int | None:
         return None

@@ -20,7 +20,7 @@ class Hit(NamedTuple):
     is the cached block with that key, or None, as for all numbers beyond. `n_tokens`: how many tokens count as computed
     once those blocks are shared; `n_chained`: how many the caches of all tokens have, which may be more than other
     caches allow. `missing`: the request's pictures that are then still to be encoded. `fetches`: blocks that count as
-    there, though another tier has them."""
+    there, though another tier has them; `worth_s`: how long it would take to compute these."""
 
     keys: Mapping[str, Sequence[bytes]]
     blocks: Mapping[str, Found]
@@ -28,6 +28,7 @@ class Hit(NamedTuple):
     n_chained: int = 0
     missing: Sequence[int] = ()
     fetches: Sequence[Fetch] = ()
+    worth_s: float = 0.0
 
 
 NO_HIT = Hit({}, {})
@@ -151,6 +152,15 @@ class CacheSet:
             blocks.append(block)
         blocks += fresh
         return blocks
+
+    def hold(self, owner: str, spec: str, blocks: Sequence[int]) -> Lease:
+        """Add cached or leased blocks to the lease of `owner`, which is made if there is none. For a `chained` spec,
+        all that are before them in their chain must be among `blocks`, in order."""
+        lease = self._leases.setdefault(owner, Lease(owner, {}, {}))
+        for block in blocks:
+            self.pools[spec].share(block)
+        lease.blocks.setdefault(spec, []).extend(blocks)
+        return lease
 
     def rename(self, lease: Lease, owner: str) -> None:
         """Give the lease another owner, so that the old one may reserve again."""

@@ -11,6 +11,8 @@ import msgspec
 from hydrainfer.core import InvalidRequest, LiveSequence, Request, Stage
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+GROUP_TOKENS = 1024
+"""The tokens at the start of prompts that lie in the same place of a store for all that begin alike."""
 Found = Sequence[int | None]
 """For each block of a request, by number: the cached block with the same content, or None."""
 
@@ -196,6 +198,11 @@ class CacheSpec(msgspec.Struct, frozen=True):
     def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
         """The keys that follow `keys`, by number, now that the request has `tokens`."""
         return []
+
+    def group(self, keys: Sequence[bytes], number: int) -> bytes:
+        """The name of the group of blocks that belong together in a store of several places (`BlockName`). `keys`:
+        those of a request's blocks; `number`: of one of them."""
+        return keys[number]
 
     def safe(self, found: Found, n_most: int) -> int | None:
         """The largest number of tokens, at most `n_most`, that need not be computed, given the cached blocks; None if

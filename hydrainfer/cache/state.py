@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from hydrainfer.cache.spec import USUAL_TOKENS, CacheSpec, Found, Part, Scan, Wishes
+from hydrainfer.cache.spec import GROUP_TOKENS, USUAL_TOKENS, CacheSpec, Found, Part, Scan, Wishes
 from hydrainfer.core import Request, answer_keys, split_chain
 
 _SNAPSHOTS = 2  # of a usual request, worth keeping: at the end of its prompt and of its answer
@@ -110,6 +110,11 @@ class StateSpec(CacheSpec, frozen=True):
 
     def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
         return answer_keys(request, tokens, keys[1:], self.block_tokens) if request.keys else []
+
+    def group(self, keys: Sequence[bytes], number: int) -> bytes:
+        """See `CacheSpec.group`: that of the block of tokens before the boundary."""
+        n = max(1, GROUP_TOKENS // self.block_tokens)
+        return keys[1 if number <= n else n]
 
     def safe(self, found: Found, n_most: int) -> int | None:
         """The furthest boundary whose state is cached."""

@@ -43,6 +43,12 @@ class Tier(Protocol):
     def find(self, spec: str, keys: Sequence[bytes]) -> list[int | None]:
         """The tier's blocks with these keys, None where there is none."""
 
+    def load_s(self, n_bytes: int) -> float:
+        """How long it takes to copy so much back."""
+
+    def loaded(self, n_bytes: int, seconds: float) -> None:
+        """Note how long it took to copy so much back."""
+
     def hold(self, spec: str, blocks: Sequence[int]) -> None:
         """Keep these blocks of the tier until they are dropped: they are being read."""
 

@@ -5,7 +5,6 @@ as their `PeerLink`. Knows an engine only by its handle and `step`; never schedu
 """
 
 from hydrainfer.cluster.folder import RunFolder
-from hydrainfer.cluster.hashing import HashRing
 from hydrainfer.cluster.hub import Hub
 from hydrainfer.cluster.instance import Pulse
 from hydrainfer.cluster.launch import Facts, InProcess, Launcher
@@ -19,7 +18,6 @@ from hydrainfer.cluster.server_side import ServerSide
 
 __all__ = [
     "Facts",
-    "HashRing",
     "Hub",
     "InProcess",
     "Keys",

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from hydrainfer.cluster.hashing import ring_of
 from hydrainfer.cluster.locate import Locator, PrefixIndex
 from hydrainfer.cluster.messages import Peer
 from hydrainfer.cluster.rolling import Incarnation
-from hydrainfer.core import Load, Request, Role, Stage
+from hydrainfer.core import Load, Request, Role, Stage, ring_of
 
 _IDLE = Load()
 _GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3, pull_s=5e-5)

@@ -60,13 +60,17 @@ class _LayoutEntry(MachineShare, frozen=True, kw_only=True):
     kv_cache_gib: _Amount | None = None
     image_cache_gib: _Amount | None = None
     landing_gib: _Share | None = None
+    store: str | None = None
     token_budget: _Count | None = None
     image_budget: _Count | None = None
     max_running: _Count | None = None
     overlap: Literal["free", "step", "off", "slice"] | None = None
 
 
-_OWN = ("kv_cache_gib", "image_cache_gib", "landing_gib", "token_budget", "image_budget", "max_running", "overlap")
+_OWN = (
+    *("kv_cache_gib", "image_cache_gib", "landing_gib", "store"),
+    *("token_budget", "image_budget", "max_running", "overlap"),
+)
 _GROUP_KEYS = [f.name for f in msgspec.structs.fields(_LayoutEntry)]
 
 

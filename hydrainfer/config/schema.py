@@ -314,6 +314,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ge=0,
         ),
     ] = 0.0
+    store: Annotated[
+        str | None,
+        _help(
+            "Memory",
+            "Where what was computed outlives eviction and restarts, shared by all instances and servers that name it: "
+            "dir:/path?gib=50, redis://host:6379, or several, with commas. The password of a server comes from "
+            "HYDRAINFER_STORE_PASSWORD.",
+        ),
+    ] = None
     elastic_memory: Annotated[
         bool,
         _help(

@@ -33,6 +33,7 @@ from hydrainfer.core.events import (
     Load,
     Output,
     OutputSink,
+    StoreStats,
     total,
 )
 from hydrainfer.core.guessing import Guessing
@@ -52,6 +53,7 @@ from hydrainfer.core.handoff import (
     Withdraw,
     owner_of,
 )
+from hydrainfer.core.hashing import HashRing, ring_of
 from hydrainfer.core.prediction import Prediction
 from hydrainfer.core.request import (
     Grammar,
@@ -86,6 +88,7 @@ __all__ = [
     "Grammar",
     "Guessing",
     "Handoff",
+    "HashRing",
     "HydraError",
     "InstanceInfo",
     "InstanceStats",
@@ -124,6 +127,7 @@ __all__ = [
     "Stage",
     "StepBatch",
     "StepResult",
+    "StoreStats",
     "TokenLogprobs",
     "TokenWork",
     "Unauthorized",
@@ -135,6 +139,7 @@ __all__ = [
     "chain_of",
     "chain_root",
     "owner_of",
+    "ring_of",
     "shutting_down",
     "split_chain",
     "total",

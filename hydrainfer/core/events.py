@@ -156,6 +156,24 @@ class DraftCounts(msgspec.Struct):
                 self.left_out[reason] = self.left_out.get(reason, 0) + n
 
 
+class StoreStats(msgspec.Struct):
+    """What an instance has done with its shared store. `n_lost`: blocks that were to be loaded and did not come;
+    `n_late`: requests that did not wait for them any longer; `n_skipped`: blocks that were evicted before they were
+    saved; `n_corrupt`: those that were found broken; `n_failures`: how often the store could not be used."""
+
+    n_asks: int = 0
+    n_loaded: int = 0
+    n_bytes_loaded: int = 0
+    load_s: float = 0.0
+    n_lost: int = 0
+    n_late: int = 0
+    n_saved: int = 0
+    n_bytes_saved: int = 0
+    n_skipped: int = 0
+    n_corrupt: int = 0
+    n_failures: int = 0
+
+
 class InstanceStats(msgspec.Struct, frozen=True):
     """The statistics of one instance, for `/health`, `/metrics` and the router. `stalled_s`: how long there has been
     work without progress."""
@@ -182,6 +200,7 @@ class InstanceStats(msgspec.Struct, frozen=True):
     tokens_missed: int = 0  # not found, though the caches of all tokens have them: another cache does not
     n_parked: int = 0  # sequences that wait in host memory to decode
     drafts: dict[str, DraftCounts] = {}  # by drafter
+    store: StoreStats | None = None  # None if there is none
 
 
 class InstanceInfo(msgspec.Struct, frozen=True):
@@ -236,7 +255,12 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         tokens_missed=add("tokens_missed"),
         n_parked=add("n_parked"),
         drafts=_all_drafts(parts),
+        store=_all_stores([part.store for part in parts if part.store is not None]),
     )
+
+
+def _all_stores(parts: list[StoreStats]) -> StoreStats | None:
+    return StoreStats(*map(sum, zip(*map(msgspec.structs.astuple, parts)))) if parts else None
 
 
 def _all_drafts(parts: list[InstanceStats]) -> dict[str, DraftCounts]:

@@ -51,7 +51,8 @@ class LiveSequence:
 
     `order`: (arrival time, number at the instance it first came to), its age, which it keeps everywhere; smaller is
     older. `attempt`: how often it was placed; `hops`: how often it moved to another instance. `hold`: its blocks here.
-    `n_cached`: the cached tokens found when its prefill here first got room, -1 before. `pending_media`: indices of
+    `n_cached`: the cached tokens found when its prefill here first got room, -1 before. `n_lost`: how often blocks that
+    another tier here seemed to have did not come. `pending_media`: indices of
     pictures still to be encoded. `in_flight`: how many of its work items lanes are executing. `started`: whether its
     present stage has been in a batch. `rank`: the scheduler's order, smaller goes first; `rest`: the tokens and
     pictures to compute when `rank` was made. `token_s`: seconds per token of the latest batch with a chunk of it, 0
@@ -74,6 +75,7 @@ class LiveSequence:
         "n_cached",
         "n_computed",
         "n_late",
+        "n_lost",
         "n_most",
         "order",
         "pending_media",
@@ -106,6 +108,7 @@ class LiveSequence:
         self.tokens: list[int] = [*request.prompt_ids, *produced]
         self.n_computed = 0
         self.n_cached = -1
+        self.n_lost = 0
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.pending_media: list[int] = list(range(len(request.media)))
         self.hold = Hold()

@@ -3,12 +3,23 @@
 Called by the server and offline API through `EngineHandle`. Sees tensors only through `ports.Runner`; never blocks.
 """
 
-from hydrainfer.engine.copies import Copies
+from hydrainfer.engine.copies import Copies, Mover, TierMover, tier_movers
 from hydrainfer.engine.engine import Engine, EventSink
 from hydrainfer.engine.lanes import Overlap
 from hydrainfer.engine.migration import Timing
 from hydrainfer.engine.moves import Moves
-from hydrainfer.engine.ports import CopyTicket, EngineHandle, PeerLink, Placement, Puller, Runner, Ticket
+from hydrainfer.engine.ports import (
+    CopyTicket,
+    EngineHandle,
+    PeerLink,
+    Placement,
+    Puller,
+    Runner,
+    StoreClient,
+    StoreTicket,
+    Ticket,
+)
+from hydrainfer.engine.stored import Stored
 from hydrainfer.engine.thread import EngineThread
 
 __all__ = [
@@ -18,12 +29,18 @@ __all__ = [
     "EngineHandle",
     "EngineThread",
     "EventSink",
+    "Mover",
     "Moves",
     "Overlap",
     "PeerLink",
     "Placement",
     "Puller",
     "Runner",
+    "StoreClient",
+    "StoreTicket",
+    "Stored",
     "Ticket",
+    "TierMover",
     "Timing",
+    "tier_movers",
 ]

@@ -3,33 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Protocol
 
-from hydrainfer.core import ExportHandle, LiveSequence
+from hydrainfer.core import ExportHandle, LiveSequence, StoreStats
 from hydrainfer.engine.ports import CopyTicket, Puller
+from hydrainfer.engine.stored import Stored
 from hydrainfer.scheduler import Scheduler, Shift
 
 _NEVER = float("inf")
 
 
-class _Running(NamedTuple):
+class Mover(Protocol):
+    """Copies blocks from one tier."""
+
+    def begin(self, shift: Shift, now: float) -> CopyTicket | None:
+        """Begin a copy; None if nothing is to be copied."""
+
+    def close(self) -> None: ...
+
+
+class TierMover:
+    """A `Mover` between the memories of this instance. `puller` writes the caches of every tier; `exports`: by tier,
+    the handles by which it reads them."""
+
+    def __init__(self, puller: Puller, exports: Mapping[str, dict[str, ExportHandle]]) -> None:
+        self._puller, self._exports = puller, exports
+
+    def begin(self, shift: Shift, now: float) -> CopyTicket | None:  # noqa: ARG002 - as all movers
+        exports = self._exports[shift.source]
+        sources = {spec: exports[spec] for spec in shift.pulls.blocks}
+        return self._puller.pull(sources, shift.pulls) if sources else None
+
+    def close(self) -> None:
+        self._puller.close()
+
+
+def tier_movers(puller: Puller, exports: Mapping[str, dict[str, ExportHandle]]) -> dict[str, Mover]:
+    """One `TierMover` for all tiers that are exported."""
+    return dict.fromkeys(exports, TierMover(puller, exports))
+
+
+@dataclass(slots=True)
+class _Running:
     shift: Shift
     began_s: float
     completion: CopyTicket | None  # None: nothing is to be copied
+    late: bool = False
 
 
 class Copies:
-    """One engine's copies between its own tiers; used on the engine's thread only. `puller` writes the caches of every
-    tier; `exports`: by tier, the handles by which it reads them."""
+    """One engine's copies between its own tiers; used on the engine's thread only. `movers`: by the tier that is copied
+    from. `stored`: its work with the shared store, if there is one, which is one of them."""
 
-    def __init__(self, scheduler: Scheduler, puller: Puller, exports: Mapping[str, dict[str, ExportHandle]]) -> None:
-        self._scheduler, self._puller, self._exports = scheduler, puller, exports
+    def __init__(self, scheduler: Scheduler, movers: Mapping[str, Mover], stored: Stored | None = None) -> None:
+        self.stored = stored
+        self._scheduler, self._movers = scheduler, movers
         self._running: list[_Running] = []
 
     def turn(self, now: float) -> list[LiveSequence]:
         """Poll copies, and take back requests that find room. Returns the sequences that wait again,
         or go on elsewhere."""
         lost = self._poll(now) if self._running else []
+        if self.stored is not None:
+            self.stored.turn(now)
         self.begin(now)
         return lost
 
@@ -37,28 +74,49 @@ class Copies:
         running, self._running, lost = self._running, [], []
         for copy in running:
             ok = True if copy.completion is None else copy.completion.poll(now)
-            if ok is None:
-                self._running.append(copy)
-            elif self._scheduler.shifted(copy.shift, now - copy.began_s if ok else None, now):
-                lost.append(copy.shift.seq)
+            if ok is not None:
+                if self._scheduler.shifted(copy.shift, now - copy.began_s if ok else None, now):
+                    lost.append(copy.shift.seq)
+                continue
+            self._running.append(copy)
+            if not copy.late and now >= copy.began_s + copy.shift.limit_s:
+                copy.late = True
+                if self.stored is not None:
+                    self.stored.failed("a load took longer than computing would have", now)
+                if self._scheduler.fetching.late(copy.shift, now):
+                    lost.append(copy.shift.seq)
         return lost
 
     def begin(self, now: float) -> None:
         """Start the copies of requests that can be taken back now, that were preempted, or that found some of their
-        beginning in another tier."""
+        beginning in another tier, and what is to be done with the store."""
+        if self.stored is not None:
+            self.stored.start(now)
         for shift in self._scheduler.shifts():
-            exports = self._exports[shift.source]
-            sources = {spec: exports[spec] for spec in shift.pulls.blocks}
-            self._running.append(_Running(shift, now, self._puller.pull(sources, shift.pulls) if sources else None))
+            self._running.append(_Running(shift, now, self._movers[shift.source].begin(shift, now)))
 
     def wake_at(self) -> float:
-        """The time at which the first copy is done; infinity if it is not known before the engine is woken."""
-        times = (float("-inf") if c.completion is None else c.completion.ready_at() for c in self._running)
-        return min((t for t in times if t is not None), default=_NEVER)
+        """The time at which the first copy is done or late; infinity if it is not known before the engine is woken."""
+        wake_at = _NEVER if self.stored is None else self.stored.wake_at()
+        for copy in self._running:
+            ready = float("-inf") if copy.completion is None else copy.completion.ready_at()
+            late_s = _NEVER if copy.late else copy.began_s + copy.shift.limit_s
+            wake_at = min(wake_at, late_s if ready is None else ready)
+        return wake_at
 
     @property
     def copying(self) -> bool:
-        return bool(self._running)
+        """Whether a copy is running that a request waits for."""
+        return any(not copy.late for copy in self._running)
+
+    @property
+    def holding(self) -> bool:
+        """Whether blocks are held for copies that no request waits for."""
+        return bool(self._running) or (self.stored is not None and self.stored.saving)
+
+    def store_stats(self) -> StoreStats | None:
+        return None if self.stored is None else self.stored.stats()
 
     def close(self) -> None:
-        self._puller.close()
+        for mover in {id(mover): mover for mover in self._movers.values()}.values():
+            mover.close()

@@ -350,7 +350,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether nothing lives here and no lane is executing: every block is back."""
-        return not self._busy
+        return not self._busy and not (self._copies is not None and self._copies.holding)
 
     @property
     def still(self) -> bool:
@@ -393,6 +393,7 @@ class Engine:
             n_landed=self.moves.n_landed if self.moves is not None else 0,
             n_parked=s.parking.n_live,
             drafts={name: deepcopy(counts) for name, counts in s.drafts.counts.items()},
+            store=None if self._copies is None else self._copies.store_stats(),
         )
 
     def _stalled_s(self, now: float) -> float:

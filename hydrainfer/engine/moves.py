@@ -170,7 +170,7 @@ class Moves:
     def depart(self, seq: LiveSequence, now: float) -> None:
         """Take over a sequence whose next stage runs elsewhere; `place` offers it."""
         self._n_holds += 1
-        self._holds[self._n_holds] = self._scheduler.detach(seq, f"{seq.id}/{self._n_holds}")
+        self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
         recalled = seq.stage is Stage.PREFILL and seq.n_computed > 0
         departure = _Departure(seq, self._n_holds, now + self._timing.patience_s, now, recalled=recalled)
         self._out[seq.id] = self._unplaced[seq.id] = departure
@@ -283,7 +283,7 @@ class Moves:
                 case Free(hold):
                     lease = self._holds.pop(hold)
                     if lease is not None:
-                        self._scheduler.give_back(lease)
+                        self._scheduler.room.caches.release(lease)
                 case Land(key):
                     self._forget_pull(key)
                     self.n_landed += 1
@@ -374,7 +374,7 @@ class Moves:
                 if recalled:
                     self._refuse(handoff, None, now)
                 continue
-            brought = self._scheduler.brought(handoff)
+            brought = self._scheduler.room.finder.brought(handoff)
             if brought & self._being_pulled.keys() or brought & wanted:
                 wanted |= brought
                 continue

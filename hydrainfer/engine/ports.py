@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from hydrainfer.cache import Pulls
+from hydrainfer.cache import Pulls, StoreJob, StoreResult
 from hydrainfer.core import (
     ExportHandle,
     InstanceInfo,
@@ -102,6 +102,33 @@ class PeerPuller(Puller, Protocol):
     def end_offer(self, name: str) -> bool:
         """Refuse all further reads of an offer that handles name. Returns whether none is running any more; those that
         are end soon. Safe to repeat."""
+
+
+class StoreTicket(Protocol):
+    """One job of a store in flight."""
+
+    def poll(self, now: float) -> StoreResult | None:
+        """The result, or None if there is none yet. Never blocks, never raises."""
+
+    def ready_at(self) -> float | None:
+        """The time at which the result will be there, on the engine's clock; None if that is unknown: see `Ticket`."""
+
+    def cancel(self) -> None:
+        """Give up. Once this has returned, nothing that is read of our blocks can be found in the store."""
+
+
+class StoreClient(Protocol):
+    """Executes the jobs of a shared store beside the engine, which is woken when one is done. `n_corrupt`: blocks that
+    were found broken."""
+
+    @property
+    def n_corrupt(self) -> int: ...
+
+    def start(self, job: StoreJob) -> StoreTicket:
+        """Start a job and return."""
+
+    def close(self) -> None:
+        """Start nothing more. Threads that hang in a job are left behind."""
 
 
 class EngineHandle(Protocol):

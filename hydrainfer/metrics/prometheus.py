@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
+from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent, StoreStats
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 PREFIX = "hydrainfer:"
@@ -54,6 +54,17 @@ _OF_INSTANCES = {
     "engine_steps": "Batches executed.",
     "requests_landed": "Requests that came from other instances.",
     "blocks_pulled": "Blocks copied from other instances.",
+    "store_queries": "Requests about which the shared store was asked.",
+    "store_blocks_loaded": "Blocks loaded from the shared store.",
+    "store_bytes_loaded": "Bytes loaded from the shared store.",
+    "store_load_seconds": "Time of loads from the shared store.",
+    "store_blocks_lost": "Blocks that the shared store seemed to have and that did not come.",
+    "store_loads_late": "Loads from the shared store that took longer than computing, which was done instead.",
+    "store_blocks_saved": "Blocks that are in the shared store because they were saved.",
+    "store_bytes_saved": "Bytes of the blocks that were saved.",
+    "store_blocks_skipped": "Blocks that were evicted before they were saved.",
+    "store_blocks_corrupt": "Blocks that were found broken in the shared store, and removed.",
+    "store_failures": "Times that the shared store could not be used and was left alone for a while.",
 }
 """The help texts of the instances' metrics. The name of a metric is a key, or ends with one after a cache's name."""
 
@@ -320,4 +331,23 @@ def _counters(s: InstanceStats) -> dict[str, float]:
         "engine_steps": s.n_steps,
         "requests_landed": s.n_landed,
         **{f"{spec}_blocks_pulled": n for spec, n in s.blocks_pulled.items()},
+        **_store_counters(s.store),
+    }
+
+
+def _store_counters(s: StoreStats | None) -> dict[str, float]:
+    if s is None:
+        return {}
+    return {
+        "store_queries": s.n_asks,
+        "store_blocks_loaded": s.n_loaded,
+        "store_bytes_loaded": s.n_bytes_loaded,
+        "store_load_seconds": s.load_s,
+        "store_blocks_lost": s.n_lost,
+        "store_loads_late": s.n_late,
+        "store_blocks_saved": s.n_saved,
+        "store_bytes_saved": s.n_bytes_saved,
+        "store_blocks_skipped": s.n_skipped,
+        "store_blocks_corrupt": s.n_corrupt,
+        "store_failures": s.n_failures,
     }

@@ -3,6 +3,7 @@
 Called by the engine and, unchanged, by the simulator. Never touches tensors, sockets or the clock.
 """
 
+from hydrainfer.scheduler.asking import Ask
 from hydrainfer.scheduler.backlog import backlog
 from hydrainfer.scheduler.drafting import DRAFTERS, Guess, Guide
 from hydrainfer.scheduler.drafts import Drafting
@@ -10,6 +11,7 @@ from hydrainfer.scheduler.order import rank_s
 from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.policy import ENOUGH_S, RUNNING, STEP_S, Budgets, Policy
+from hydrainfer.scheduler.saving import Save, SaveCounts, Touch
 from hydrainfer.scheduler.scheduler import Scheduler
 from hydrainfer.scheduler.skip import skip
 from hydrainfer.scheduler.worth import MANY_ROWS, Worth
@@ -20,14 +22,18 @@ __all__ = [
     "MANY_ROWS",
     "RUNNING",
     "STEP_S",
+    "Ask",
     "Budgets",
     "Drafting",
     "Guess",
     "Guide",
     "Outcome",
     "Policy",
+    "Save",
+    "SaveCounts",
     "Scheduler",
     "Shift",
+    "Touch",
     "Turn",
     "Worth",
     "backlog",

@@ -11,13 +11,15 @@ from itertools import chain
 
 from hydrainfer.cache import DEVICE, Hit, Pulls
 from hydrainfer.core import Duties, Handoff, InvalidRequest, LiveSequence, Stage
+from hydrainfer.scheduler.asking import Asking
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.fetching import Fetching
+from hydrainfer.scheduler.finding import Visit
 from hydrainfer.scheduler.order import Rank
 from hydrainfer.scheduler.parking import Parking
 from hydrainfer.scheduler.places import Places
 from hydrainfer.scheduler.policy import Budgets, Policy
-from hydrainfer.scheduler.room import SequenceRoom, Visit
+from hydrainfer.scheduler.room import SequenceRoom
 from hydrainfer.scheduler.waiting import Waiting
 
 _MOST_PASSED = 64  # requests with pictures: each is looked at in every step
@@ -38,10 +40,12 @@ class Admission:
         fair: Fair,
         parking: Parking,
         fetching: Fetching,
+        asking: Asking,
     ) -> None:
         self._duties, self._room, self._budgets, self._policy = duties, room, budgets, policy
+        self._finder = room.finder
         self._running, self._prefilling, self._live, self._fair = running, running[Stage.PREFILL], live, fair
-        self._parking, self._fetching = parking, fetching
+        self._parking, self._fetching, self._asking = parking, fetching, asking
         self.waiting = Waiting(fair)
         self.arriving: dict[str, LiveSequence] = {}
         self.places = Places(budgets.running, running, self.arriving, fair)
@@ -58,7 +62,7 @@ class Admission:
 
     def left_of(self, seq: LiveSequence) -> int:
         """How many of a sequence's tokens are still to be computed, given its blocks or what the caches hold now."""
-        return len(seq.tokens) - seq.n_computed if seq.hold.blocks else self._room.uncached(seq, self.visit(seq))[0]
+        return len(seq.tokens) - seq.n_computed if seq.hold.blocks else self._finder.uncached(seq, self.visit(seq))[0]
 
     def skips_encoder(self, seq: LiveSequence) -> bool:
         """Whether a sequence can skip encoding, which runs elsewhere, because all it needs of its pictures is cached
@@ -70,7 +74,7 @@ class Admission:
             self._room.check_fits_empty(seq.request, visit)
         except InvalidRequest:
             return False
-        if not (needed := self._room.needs_encode(seq, visit)):
+        if not (needed := self._finder.needs_encode(seq, visit)):
             self._unencoded[seq.id] = seq
         return not needed
 
@@ -81,7 +85,7 @@ class Admission:
         for seq in list(self._unencoded.values()) if self._unencoded else ():
             if seq.hold.blocks or seq.stage is not Stage.PREFILL:
                 del self._unencoded[seq.id]
-            elif self._room.needs_encode(seq, self.visit(seq)):
+            elif self._finder.needs_encode(seq, self.visit(seq)):
                 self.forget(seq)
                 seq.go_to(Stage.ENCODE)
                 found.append(seq)
@@ -94,7 +98,7 @@ class Admission:
         self.places.update()
         while self.waiting and self._n_running() < self._budgets.running:
             first = self.waiting.first(self.repeats)
-            seq = next((s for s in first if not self._room.needs_encode(s, self.visit(s))), None)
+            seq = next((s for s in first if not self._finder.needs_encode(s, self.visit(s))), None)
             if seq is None:
                 return
             yield seq
@@ -111,11 +115,13 @@ class Admission:
             if n_passed == _MOST_PASSED:
                 return
             keys = {m.key for m in seq.request.media}
-            if there := keys & self._being_encoded.keys():
+            if self._asking.waits(seq.id):
+                wanted |= keys
+            elif there := keys & self._being_encoded.keys():
                 wanted |= keys
                 for key in there:
                     self._wait_for(self._being_encoded[key], seq)
-            elif keys & wanted and self._room.needs_encode(seq, self.visit(seq)):
+            elif keys & wanted and self._finder.needs_encode(seq, self.visit(seq)):
                 wanted |= keys
             elif not self.repeats(seq):
                 yield seq
@@ -123,16 +129,19 @@ class Admission:
             n_passed += 1
 
     def repeats(self, seq: LiveSequence) -> bool:
-        """Whether a sequence would compute what another is computing here now, or is about to. Then it waits and shares
+        """Whether a sequence would compute what another is computing here now, or is about to, or waits for the store's
+        answer. Then it waits and shares
         the result. No later sequence can pass it and compute the same, so it waits only for those that are here now.
         The sequence that is waited for gets the rank of the one that waits, if that is better."""
+        if self._asking.waits(seq.id):
+            return True
         if not seq.request.keys or seq.stage is Stage.DECODE:
             return False
         arriving = (s for s in self.arriving.values() if s.hold.blocks and s.stage is Stage.PREFILL)
         fetching = (s for s in self._fetching.live.values() if s.stage is Stage.PREFILL)
         others, visit = chain(self._prefilling.values(), arriving, fetching), self.visit(seq)
         n_tokens = self._policy.shared_tokens
-        other = next((o for o in others if self._room.computed_by(o, seq, visit, n_tokens)), None)
+        other = next((o for o in others if self._finder.computed_by(o, seq, visit, n_tokens)), None)
         if other is not None:
             self._wait_for(other.id, seq)
         return other is not None
@@ -172,7 +181,7 @@ class Admission:
         if seq.stage is Stage.ENCODE and not seq.pending_media:
             seq.go_to(seq.plan[seq.cursor + 1])  # every picture was in the cache
         if hit.fetches:
-            self._fetching.begin(seq, hit.fetches)
+            self._fetching.begin(seq, hit)
         return True
 
     def best_text(self) -> LiveSequence | None:
@@ -198,7 +207,7 @@ class Admission:
         return all(self._wanted(seq).isdisjoint(self._wanted(b)) for b in better)
 
     def _wanted(self, seq: LiveSequence) -> set[str]:
-        return {spec.name for spec in self._room.specs_of(seq.request, self.visit(seq))}
+        return {spec.name for spec in self._finder.specs_of(seq.request, self.visit(seq))}
 
     # ---- requests that arrive
 
@@ -218,6 +227,8 @@ class Admission:
         hit = self._reserve(seq)
         if hit is not None:
             pulls: Pulls | None = self._room.pulls(seq, handoff.blocks, handoff.n_computed, hit)
+            if hit.fetches:
+                self._fetching.begin(seq, hit, arrives=True)
         else:
             pulls = self._parking.land(seq, handoff)
         if pulls is not None:
@@ -237,7 +248,7 @@ class Admission:
         """Reserve room for the visit of a sequence that brings its blocks; None if there is none now."""
         if self._full() or not self._may_pass(seq) or not self.places.may_enter(seq):
             return None
-        hit = self._room.enter(seq, self.visit(seq), tiers=False)
+        hit = self._room.enter(seq, self.visit(seq), tiers=seq.stage is not Stage.DECODE and not seq.n_computed)
         if hit is None:
             self._blocked[seq.id] = seq
         else:
@@ -248,11 +259,14 @@ class Admission:
         """Note that an offer that waited for room was withdrawn."""
         if request_id not in self.arriving:
             self._room.forget(request_id)
+            self._asking.forget(request_id)
         self._blocked.pop(request_id, None)
 
     def dropped(self, request_id: str) -> None:
         """Note that an arriving request does not come. Nothing writes to its blocks any more."""
-        self._room.release(self.arriving.pop(request_id), landed=False)
+        seq = self.arriving.pop(request_id)
+        if self._fetching.dropped(seq):
+            self._room.release(seq, landed=False)
         self._parking.release(request_id)
         self._blocked.pop(request_id, None)
 

@@ -1,7 +1,10 @@
 """Sequences whose beginning is copied back from other tiers before the rest is computed.
 
 waiting ─admitted: room on the device, and a copy from each tier that has some of it─> fetching ─> its stage
-                                                               a copy fails ─> computed again
+                                             a copy fails, or takes too long ─> computed again
+arriving ─reserved: the same, beside what it brings─> landed, and all copies are over ─> its stage
+
+A copy that takes too long goes on writing into the room that its sequence had. That is given back when it is over.
 """
 
 from __future__ import annotations
@@ -9,17 +12,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hydrainfer.cache import DEVICE, Fetch, Pulls
+from hydrainfer.cache import DEVICE, STORE, Fetch, Hit, Lease, Pulls
 from hydrainfer.core import LiveSequence
 from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.room import SequenceRoom
 
+_LEAST_S = 0.05  # a copy may take so long in any case
+
 
 @dataclass(slots=True)
 class _Running:
+    """`shifts`: those that are not done. `arrives`: the sequence has not landed, so it is not live. `came`: it has
+    landed, and brought something. `late`: a copy takes too long."""
+
     fetches: Sequence[Fetch]
-    shifts: list[Shift]  # those that are not done
+    shifts: list[Shift]
+    arrives: bool = False
+    came: bool = False
     ok: bool = True
+    late: bool = False
+
+
+@dataclass(slots=True)
+class _Late:
+    """Room that copies still write to, whose sequence is computed elsewhere."""
+
+    lease: Lease | None
+    fetches: Sequence[Fetch]
+    shifts: list[Shift]
 
 
 class Fetching:
@@ -34,21 +54,28 @@ class Fetching:
         free: Callable[[LiveSequence], None],
     ) -> None:
         self.live: dict[str, LiveSequence] = {}
+        self.n_late = self.n_failed = 0
         self._room, self._enter, self._restart, self._free = room, enter, restart, free
         self._running: dict[str, _Running] = {}
+        self._late: list[_Late] = []
         self._shifts: list[Shift] = []
 
-    def begin(self, seq: LiveSequence, fetches: Sequence[Fetch]) -> None:
-        """Copy blocks into the room that a sequence has got."""
-        by_tier: dict[str, Pulls] = {}
-        for fetch in fetches:
+    def begin(self, seq: LiveSequence, hit: Hit, *, arrives: bool = False) -> None:
+        """Copy blocks that a sequence has found in other tiers into the room that it has got."""
+        specs, by_tier = self._room.caches.specs, dict[str, Pulls]()
+        for fetch in hit.fetches:
             pulls = by_tier.setdefault(fetch.tier, Pulls(DEVICE, {}))
             pulls.blocks[fetch.spec] = fetch.blocks, self._room.blocks_of(seq, fetch)
-        shifts = [Shift(seq, tier, pulls, 0) for tier, pulls in by_tier.items()]
+        shifts = []
+        for tier, pulls in by_tier.items():
+            n_bytes = sum(len(ids) * specs[spec].block_bytes for spec, (_, ids) in pulls.blocks.items())
+            limit_s = max(_LEAST_S, hit.worth_s) if tier == STORE else float("inf")
+            shifts.append(Shift(seq, tier, pulls, n_bytes, limit_s))
         for _ in shifts:
             seq.pin()
-        self.live[seq.id] = seq
-        self._running[seq.id] = _Running(fetches, shifts[:])
+        if not arrives:
+            self.live[seq.id] = seq
+        self._running[seq.id] = _Running(hit.fetches, shifts[:], arrives)
         self._shifts += shifts
 
     def shifts(self) -> list[Shift]:
@@ -58,16 +85,28 @@ class Fetching:
 
     def has(self, shift: Shift) -> bool:
         running = self._running.get(shift.seq.id)
-        return running is not None and shift in running.shifts
+        return (running is not None and shift in running.shifts) or any(shift in late.shifts for late in self._late)
 
-    def done(self, shift: Shift, ok: bool, now: float) -> bool:
-        """Note that a copy has ended, or failed. Returns whether its sequence waits again, or goes on elsewhere."""
+    def done(self, shift: Shift, seconds: float | None, now: float) -> bool:
+        """Note that a copy has ended after `seconds`, or failed (None). Returns whether its sequence waits again, or
+        goes on elsewhere."""
+        for late in self._late:
+            if shift in late.shifts:
+                self._over(late, shift)
+                return False
         seq, running = shift.seq, self._running[shift.seq.id]
         seq.unpin()
         running.shifts.remove(shift)
-        running.ok = running.ok and ok
-        if running.shifts:
+        if seconds is None:
+            running.ok = False
+        elif shift.n_bytes:
+            self._room.finder.tiers[shift.source].loaded(shift.n_bytes, seconds)
+        if running.shifts or (running.arrives and not seq.cancelled):
             return False
+        return self._end(seq, running, now)
+
+    def _end(self, seq: LiveSequence, running: _Running, now: float) -> bool:
+        """Let a sequence go on whose copies are over. Returns as `done`."""
         del self._running[seq.id]
         self.live.pop(seq.id, None)
         self._room.drop(running.fetches)
@@ -77,10 +116,82 @@ class Fetching:
             self._free(seq)
             return False
         if not running.ok:
-            self._restart(seq, now)
+            self._lose(seq, now)
             return True
         self._room.fetched(seq, running.fetches)
+        if running.came:
+            self._room.landed(seq)
         return not self._enter(seq)
+
+    def _lose(self, seq: LiveSequence, now: float) -> None:
+        self.n_failed += 1
+        seq.n_lost += 1
+        if not seq.n_produced:
+            seq.n_cached = -1  # it will find less
+        self._restart(seq, now)
+
+    # ---- copies that take too long
+
+    def late(self, shift: Shift, now: float) -> bool:
+        """Note that a copy takes too long: its sequence goes on without it. Returns as `done`."""
+        running = self._running.get(shift.seq.id)
+        if running is None or shift not in running.shifts:
+            return False
+        running.late, running.ok = True, False
+        return not running.arrives and self._leave(shift.seq, running, now)
+
+    def _leave(self, seq: LiveSequence, running: _Running, now: float) -> bool:
+        """Take a sequence out of the room that copies still write to."""
+        del self._running[seq.id]
+        self.live.pop(seq.id, None)
+        self.n_late += 1
+        lease = self._room.leave(seq, f"late {self.n_late}")
+        self._late.append(_Late(lease, running.fetches, running.shifts))
+        for _ in running.shifts:
+            seq.unpin()
+        if seq.cancelled:
+            self._free(seq)
+            return False
+        self._lose(seq, now)
+        return True
+
+    def _over(self, late: _Late, shift: Shift) -> None:
+        late.shifts.remove(shift)
+        if late.shifts:
+            return
+        self._late.remove(late)
+        self._room.drop(late.fetches)
+        if late.lease is not None:
+            self._room.caches.release(late.lease)
+
+    # ---- arrivals, and the end
+
+    def landed(self, seq: LiveSequence, now: float) -> bool:
+        """Note that an arrival is live now. Returns whether it may go on: it has nothing to wait for."""
+        running = self._running.get(seq.id)
+        if running is None:
+            return True
+        running.arrives, running.came = False, True
+        if running.late:
+            self._leave(seq, running, now)
+        elif running.shifts:
+            self.live[seq.id] = seq
+        else:
+            self._end(seq, running, now)
+        return False
+
+    def dropped(self, seq: LiveSequence) -> bool:
+        """Note that an arrival does not come. Returns whether its room may be given back now; otherwise it is when its
+        copies are over."""
+        running = self._running.get(seq.id)
+        if running is None:
+            return True
+        if not running.shifts:
+            del self._running[seq.id]
+            self._room.drop(running.fetches)
+            return True
+        seq.cancelled = True
+        return False
 
     def forget(self, seq: LiveSequence) -> None:
         """Note that a sequence is cancelled. Its blocks are given back when its copies are over."""

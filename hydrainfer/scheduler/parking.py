@@ -22,12 +22,14 @@ _NEWEST = 0.2  # weight of the newest measurement
 
 
 class Shift(NamedTuple):
-    """A copy of all that a sequence needs from the tier `source` of this instance to another."""
+    """A copy of all that a sequence needs from the tier `source` of this instance to another. `limit_s`: the sequence
+    waits no longer for it."""
 
     seq: LiveSequence
     source: str
     pulls: Pulls
     n_bytes: int
+    limit_s: float = float("inf")
 
 
 class Parking:

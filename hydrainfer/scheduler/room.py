@@ -5,28 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Fetch, Hit, Lease, Pulls, Tier
-from hydrainfer.core import Handoff, LiveSequence, Request, Stage
-from hydrainfer.scheduler.finding import fetches_of, find_away, missing_pictures, safe_tokens
-
-Visit = tuple[Stage, ...]
-"""The steps of a request that follow each other at one instance."""
+from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Fetch, Hit, Lease, Pulls
+from hydrainfer.core import LiveSequence, Request, Stage
+from hydrainfer.scheduler.finding import Finder, Visit
+from hydrainfer.scheduler.saving import Saving
 
 
 class SequenceRoom:
-    """Translates sequences (tokens, pictures) to leases (blocks per spec). `tiers`: are asked, in this order, for what
-    the caches of the device do not have."""
+    """Translates sequences (tokens, pictures) to leases (blocks per spec). `finder`: finds what the caches and other
+    tiers have."""
 
-    def __init__(self, caches: CacheSet, headroom_tokens: int, tiers: Sequence[Tier] = ()) -> None:
+    def __init__(self, caches: CacheSet, headroom_tokens: int, finder: Finder | None = None) -> None:
         self.caches = caches
-        self._tiers = {tier.name: tier for tier in tiers}
-        caches.keep_evicted(tiers)
+        self.finder = finder or Finder(caches)
+        self.saving = Saving(caches)
+        caches.keep_evicted([*self.finder.tiers.values()])
         self._headroom = headroom_tokens
         self._leases: dict[str, Lease] = {}
-        self._keys: dict[str, tuple[int, dict[str, list[bytes]]]] = {}  # by sequence id: n tokens, keys by spec
-        self._hits: dict[str, tuple[tuple, Hit]] = {}  # by sequence id: what the hit depends on, and the hit
         self._specs = list(caches.specs.values())
-        self._of_visit: dict[Visit, list[CacheSpec]] = {}
         self._chains = [spec.name for spec in self._specs if spec.chained]
         self._states = [spec for spec in self._specs if not spec.paged]
         self._windows = [spec for spec in self._specs if spec.paged and spec.slides]
@@ -36,95 +32,12 @@ class SequenceRoom:
         self.n_tokens_found = 0
         self.n_tokens_missed = 0  # found in the caches of all tokens, but not usable by another cache
 
-    def specs_of(self, request: Request, visit: Visit) -> list[CacheSpec]:
-        """The caches that these steps read or write."""
-        specs = self._of_visit.get(visit)
-        if specs is None:
-            specs = self._of_visit[visit] = [s for s in self._specs if not s.stages.isdisjoint(visit)]
-        return [s for s in specs if s.used_by(request)]
-
     def check_fits_empty(self, request: Request, visit: Visit) -> None:
         """Check that the request could pass these steps if it were alone here. Raises `InvalidRequest`."""
-        for spec in self.specs_of(request, visit):
+        for spec in self.finder.specs_of(request, visit):
             error = spec.refusal(request, self.caches.most(spec.name))
             if error is not None:
                 raise error
-
-    # ---- what the caches already have
-
-    def match(self, seq: LiveSequence, visit: Visit, tiers: bool = True) -> Hit:
-        """Find the cached blocks that these steps need and may share; with `tiers`, also those that other tiers have.
-        The result is kept while the caches' keys do not change, because it is asked for in every step until there is
-        room."""
-        version = self.caches.version
-        if self._tiers:  # asked so often that an empty sum would show
-            version += sum(tier.version for tier in self._tiers.values())
-        state = (visit, len(seq.tokens), seq.n_computed, version, tiers)
-        known = self._hits.get(seq.id)
-        if known is None or known[0] != state:
-            known = self._hits[seq.id] = state, self._match(seq, visit, tiers)
-        return known[1]
-
-    def _match(self, seq: LiveSequence, visit: Visit, tiers: bool) -> Hit:
-        request, specs = seq.request, self.specs_of(seq.request, visit)
-        keys = self._keys_of(seq)
-        found = {spec.name: self.caches.find(spec.name, keys[spec.name]) for spec in specs}
-        asked = self._tiers.values() if tiers else ()
-        away = {s.name: find_away(asked, s, keys[s.name], found[s.name]) for s in specs} if asked else {}
-        n_most = len(seq.tokens) - 1  # the last one is always computed
-        n_tokens = safe_tokens(specs, found, n_most)
-        chained = [spec.safe(found[spec.name], n_most) or 0 for spec in specs if spec.chained]
-        n_brought = max(n_tokens, seq.n_computed)  # earlier tokens are here, or come with an arrival
-        blocks = {spec.name: spec.reusable(request, found[spec.name], n_brought) for spec in specs}
-        missing = missing_pictures(request, specs, blocks, n_tokens) if request.media else ()
-        fetches = fetches_of(blocks, away) if away else ()
-        return Hit(keys, blocks, n_tokens, min(chained, default=0), missing, fetches)
-
-    def computed_by(self, other: LiveSequence, seq: LiveSequence, visit: Visit, n_tokens: int) -> bool:
-        """Whether `other`, which computes its prompt here, will publish enough tokens that `seq` could share and has
-        not found: at least `n_tokens`, or half of what `seq` would compute itself."""
-        if other.id not in self._keys:
-            return False
-        theirs, own = self._keys[other.id][1], self._keys_of(seq)
-        if not any(own.get(name, [])[:1] == theirs.get(name, [])[:1] for name in self._chains):
-            return False  # not even the first block
-        hit = self.match(seq, visit)
-        n_tokens = min(n_tokens, (len(seq.tokens) - hit.n_tokens + 1) // 2)
-        wanted, shared = range(hit.n_tokens + n_tokens, len(seq.tokens)), False  # the last one is always computed
-        for spec in self.specs_of(seq.request, visit):
-            its = theirs.get(spec.name, ())
-            will = spec.will_share(other.request, its, hit.keys[spec.name], wanted)
-            if will is False:
-                return False
-            shared = shared or will is True
-        return shared
-
-    def needs_encode(self, seq: LiveSequence, visit: Visit) -> bool:
-        """Whether some picture of the sequence must be encoded: its tokens are not all computed, and its embeddings are
-        not in the cache now."""
-        return bool(seq.request.media) and bool(self.match(seq, visit).missing)
-
-    def uncached(self, seq: LiveSequence, visit: Visit) -> tuple[int, int]:
-        """How many of the sequence's tokens and pictures are in no cache here now."""
-        hit = self.match(seq, visit)
-        return len(seq.tokens) - max(seq.n_computed, hit.n_tokens), len(hit.missing)
-
-    def _keys_of(self, seq: LiveSequence) -> dict[str, list[bytes]]:
-        """The keys, by spec, of the blocks that the sequence's tokens fill."""
-        n_tokens, keys = self._keys.get(seq.id, (0, {}))
-        if n_tokens == len(seq.tokens):
-            return keys
-        if not n_tokens:
-            keys = {spec.name: spec.keys(seq.request) for spec in self._specs if spec.used_by(seq.request)}
-        self._keys[seq.id] = len(seq.tokens), keys
-        for name, known in keys.items():
-            known += self.caches.specs[name].more_keys(seq.request, seq.tokens, known)
-        return keys
-
-    def brought(self, handoff: Handoff) -> set[bytes]:
-        """The names of the shared contents that come with an offered request."""
-        specs = (self.caches.specs.get(name) for name in handoff.blocks)
-        return {name for spec in specs if spec is not None for name in spec.contents(handoff.request)}
 
     # ---- reserving
 
@@ -133,9 +46,9 @@ class SequenceRoom:
         that is alone finds enough, if necessary by evicting what it has found. Blocks that other tiers have, which are
         found only with `tiers`, are held there until `drop`."""
         while True:
-            hit = self.match(seq, visit, tiers)
+            hit = self.finder.match(seq, visit, tiers)
             for fetch in hit.fetches:  # first: what is evicted for this request may need their place
-                self._tiers[fetch.tier].hold(fetch.spec, fetch.blocks)
+                self.finder.tiers[fetch.tier].hold(fetch.spec, fetch.blocks)
             if self.reserve(seq, hit, visit):
                 return hit._replace(fetches=self._needed(seq, hit.fetches)) if hit.fetches else hit
             self.drop(hit.fetches)
@@ -159,7 +72,7 @@ class SequenceRoom:
     def drop(self, fetches: Iterable[Fetch]) -> None:
         """Let other tiers evict these blocks again."""
         for fetch in fetches:
-            self._tiers[fetch.tier].drop(fetch.spec, fetch.blocks)
+            self.finder.tiers[fetch.tier].drop(fetch.spec, fetch.blocks)
 
     def reserve(self, seq: LiveSequence, hit: Hit, visit: Visit) -> bool:
         """Reserve room for this whole visit: embeddings, prompt, produced tokens and, if it decodes, a headroom. All or
@@ -168,7 +81,7 @@ class SequenceRoom:
         if Stage.DECODE in visit:
             headroom = min(self._headroom, seq.request.max_tokens - seq.n_produced)
         n_computed = max(seq.n_computed, hit.n_tokens)
-        specs = self.specs_of(seq.request, visit)
+        specs = self.finder.specs_of(seq.request, visit)
         need = {spec.name: spec.need(seq.request, n_computed, n_tokens, headroom) for spec in specs}
         lease = self.caches.reserve(seq.id, need, hit)
         if lease is None:
@@ -180,7 +93,16 @@ class SequenceRoom:
         self._set_capacity(seq)
         self._set_due(seq)
         self._count(seq, visit, hit)
+        if self.saving.on:
+            self._note_found(hit)
         return True
+
+    def _note_found(self, hit: Hit) -> None:
+        """Keep what was found here young in the store."""
+        fetched = {(fetch.spec, number) for fetch in hit.fetches for number in fetch.numbers}
+        for spec, found in hit.blocks.items():
+            there = [i for i, block in enumerate(found) if block is not None or (spec, i) in fetched]
+            self.saving.found(spec, hit.keys[spec], there)
 
     @staticmethod
     def _stops(seq: LiveSequence, hit: Hit, specs: Iterable[CacheSpec]) -> tuple[int, ...]:
@@ -315,12 +237,15 @@ class SequenceRoom:
                 if numbers:
                     self._publish(seq, spec, numbers)
 
-    def _publish(self, seq: LiveSequence, spec: CacheSpec, numbers: range) -> None:
-        """Let others find those of these blocks that have keys."""
+    def _publish(self, seq: LiveSequence, spec: CacheSpec, numbers: range, *, computed: bool = True) -> None:
+        """Let others find those of these blocks that have keys. `computed`: here, so that they are saved from here."""
         if spec.chained and not seq.request.keys:
             return
-        if keys := self._keys_of(seq)[spec.name][numbers.start : numbers.stop]:
+        known = self.finder.keys_of(seq)[spec.name]
+        if keys := known[numbers.start : numbers.stop]:
             seq.hold.remapped += self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys)
+            if computed:
+                self.saving.published(spec.name, known, range(numbers.start, numbers.start + len(keys)))
 
     def encoded(self, seq: LiveSequence, index: int) -> None:
         """Note that the embeddings of picture `index` are written, so that others may find them."""
@@ -375,10 +300,10 @@ class SequenceRoom:
     def recall(self, seq: LiveSequence, visit: Visit) -> bool:
         """Lease what the caches of `visit` keep of the sequence's beginning, so that another instance prefills only the
         rest. Returns False if that is nothing, or does not contain all its pictures."""
-        hit = self.match(seq, visit, tiers=False)
+        hit = self.finder.match(seq, visit, tiers=False)
         if hit.n_tokens < max((m.end for m in seq.request.media), default=1):
             return False
-        need = {s.name: s.moved(seq.request, hit.n_tokens) for s in self.specs_of(seq.request, visit)}
+        need = {s.name: s.moved(seq.request, hit.n_tokens) for s in self.finder.specs_of(seq.request, visit)}
         lease = self.caches.reserve(seq.id, need, hit)
         if lease is None:
             return False
@@ -396,7 +321,7 @@ class SequenceRoom:
         """Note that these blocks have been copied, so that others may find them."""
         for fetch in fetches:
             for number in fetch.numbers:
-                self._publish(seq, self.caches.specs[fetch.spec], range(number, number + 1))
+                self._publish(seq, self.caches.specs[fetch.spec], range(number, number + 1), computed=False)
 
     def remap(self, seq: LiveSequence) -> None:
         """Note that a sequence has other blocks than before."""
@@ -405,14 +330,14 @@ class SequenceRoom:
     def landed(self, seq: LiveSequence) -> None:
         """Note that all that the sequence brought has been copied, so that others may find it."""
         for spec in self._held(seq):
-            self._publish(seq, spec, spec.complete(seq.request, seq.n_computed))
+            self._publish(seq, spec, spec.complete(seq.request, seq.n_computed), computed=False)
         seq.have(seq.n_computed, ())
 
     def detach(self, seq: LiveSequence, owner: str) -> Lease | None:
         """Pass the sequence's blocks to `owner`, which will release them; None if it holds none."""
         if seq.id in self._leases:
             self._publish_written(seq, leaves=True)
-        self._forget(seq.id)
+        self.finder.forget(seq.id)
         lease = self._leases.pop(seq.id, None)
         if lease is not None:
             self.caches.rename(lease, owner)
@@ -423,11 +348,7 @@ class SequenceRoom:
     def forget(self, request_id: str) -> None:
         """Forget a request that asked for room, got none and asks no more."""
         if request_id not in self._leases:
-            self._forget(request_id)
-
-    def _forget(self, request_id: str) -> None:
-        self._keys.pop(request_id, None)
-        self._hits.pop(request_id, None)
+            self.finder.forget(request_id)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request has blocks here, perhaps only until a batch in flight has landed."""
@@ -438,11 +359,20 @@ class SequenceRoom:
         Safe if it holds nothing."""
         if seq.id in self._leases and landed:
             self._publish_written(seq, leaves=True)
-        self._forget(seq.id)
+        self.finder.forget(seq.id)
         lease = self._leases.pop(seq.id, None)
         if lease is not None:
             self.caches.release(lease)
         self.let_go(seq)
+
+    def leave(self, seq: LiveSequence, owner: str) -> Lease | None:
+        """Pass the sequence's blocks, which are not all written, to `owner`, which will release them."""
+        self.finder.forget(seq.id)
+        lease = self._leases.pop(seq.id, None)
+        if lease is not None:
+            self.caches.rename(lease, owner)
+        self.let_go(seq)
+        return lease
 
     def let_go(self, seq: LiveSequence) -> None:
         """Note that a sequence has no blocks any more."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hydrainfer.cache import CacheSet, Lease, Pulls, Tier
+from hydrainfer.cache import CacheSet, Pulls, StoreTier, Tier
 from hydrainfer.core import (
     Duties,
     EncodeWork,
@@ -31,11 +31,13 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.scheduler.admission import Admission
+from hydrainfer.scheduler.asking import Asking
 from hydrainfer.scheduler.check import check_places
 from hydrainfer.scheduler.decodes import Decodes
 from hydrainfer.scheduler.drafts import Drafting, Drafts
 from hydrainfer.scheduler.fetching import Fetching
 from hydrainfer.scheduler.filling import add_pictures, rest_of
+from hydrainfer.scheduler.finding import Finder
 from hydrainfer.scheduler.gap import Gap
 from hydrainfer.scheduler.gate import Gate
 from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight
@@ -61,13 +63,19 @@ class Scheduler:
         policy: Policy | None = None,
         host: CacheSet | None = None,
         tiers: Sequence[Tier] = (),
+        store: StoreTier | None = None,
         drafting: Drafting | None = None,
     ) -> None:
-        """`host`: the caches of the host tier. `tiers`: those that keep what the device evicts."""
+        """`host`: the caches of the host tier. `tiers`: those that keep what the device evicts. `store`: the shared
+        one, if there is one."""
         self.duties = Duties(role)
         self.budgets = budgets
         self.policy = policy or Policy()
-        self.room = SequenceRoom(caches, self.policy.headroom_tokens, tiers)
+        self._order = Order(self.duties, self.policy)
+        finder = Finder(caches, [*tiers, *([] if store is None else [store])], self._order.pace.seconds)
+        self.room = SequenceRoom(caches, self.policy.headroom_tokens, finder)
+        self.room.saving.on = store is not None
+        self.asking = Asking(finder, store)
         self.drafts = Drafts(self.room, drafting or Drafting())
         self.encoding: dict[str, LiveSequence] = {}
         self.prefilling: dict[str, LiveSequence] = {}
@@ -75,12 +83,13 @@ class Scheduler:
         self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
         self.migrating: dict[str, LiveSequence] = {}  # keep their blocks and wait for an instance of their next stage
         self._live: dict[str, LiveSequence] = {}
-        self._order = Order(self.duties, self.policy)
         self.fair, running = self._order.fair, (self._running, self._live)
         self.parking = Parking(host, self.room, self.decoding, self._order.pace, self._restart)
-        self.fetching = Fetching(self.room, self._enter, self._restart, self._free)
+        self.fetching = Fetching(self.room, self._enter, self._restart, lambda seq: self._admission.free(seq))
         away = self.parking, self.fetching
-        self._admission = Admission(self.duties, self.room, budgets, self.policy, *running, self.fair, *away)
+        self._admission = Admission(
+            self.duties, self.room, budgets, self.policy, *running, self.fair, *away, self.asking
+        )
         self.waiting, self.arriving = self._admission.waiting, self._admission.arriving
         places = self._admission.places
         preemption = Preemption(self._running, self.arriving, places, self.room, *away, self._restart)
@@ -106,7 +115,7 @@ class Scheduler:
         self._live[seq.id] = seq
         if request.keys and self.duties.only_continues and self.room.recall(seq, (Stage.DECODE,)):
             seq.go_to(Stage.PREFILL)  # it takes along what is kept here of the prompt
-        self._wait(seq)
+        self._wait(seq, now)
         return seq
 
     def take_back(self, seq: LiveSequence, now: float) -> bool:
@@ -117,16 +126,18 @@ class Scheduler:
             return False
         seq.queue(now)
         del self.migrating[seq.id]
-        self._wait(seq)
+        self._wait(seq, now)
         return True
 
-    def _wait(self, seq: LiveSequence) -> None:
+    def _wait(self, seq: LiveSequence, now: float) -> None:
         """Put the sequence into the queue of its stage, by rank, or let it migrate if that stage runs elsewhere."""
         if seq.stage is Stage.ENCODE and self._admission.skips_encoder(seq):
             seq.go_to(Stage.PREFILL)
         if self.duties.runs(seq.stage):
-            self._order.place(seq, *self.room.uncached(seq, self._admission.visit(seq)))
+            visit = self._admission.visit(seq)
+            self._order.place(seq, *self.room.finder.uncached(seq, visit))
             self.waiting.add(seq)
+            self.asking.arrived(seq, visit, now)
         else:
             self.migrating[seq.id] = seq
 
@@ -136,6 +147,7 @@ class Scheduler:
         seq = self._live.pop(request_id, None)
         if seq is None:
             return False
+        self.asking.forget(seq.id)
         seq.cancelled = True
         if self._running[seq.stage].pop(seq.id, None) is None and self.migrating.pop(seq.id, None) is None:
             self.parking.forget(seq)
@@ -159,7 +171,7 @@ class Scheduler:
     def latest_s(self, seq: LiveSequence) -> float:
         """The latest start with which a waiting request may meet its deadline; later if others compute some of it
         meanwhile."""
-        rest = self.room.uncached(seq, self._admission.visit(seq))
+        rest = self.room.finder.uncached(seq, self._admission.visit(seq))
         return seq.request.deadline_s - self._order.pace.least_s(*rest)
 
     # ---- arrivals from other instances
@@ -174,10 +186,6 @@ class Scheduler:
         self._order.place(seq, *rest_of(handoff))
         return self._admission.expect(seq, handoff)
 
-    def brought(self, handoff: Handoff) -> set[bytes]:
-        """The names of the shared contents that come with an offered request."""
-        return self.room.brought(handoff)
-
     def rank_of(self, handoff: Handoff) -> Rank:
         """The rank by which an offer waits for room."""
         return self._order.rank(handoff.request, handoff.order, *rest_of(handoff))
@@ -186,9 +194,13 @@ class Scheduler:
         """Whether an offer is a late copy or repeats work in progress here. It waits; those after it do not."""
         if self._admission.has(handoff.request.id):
             return True
-        if handoff.stage is Stage.DECODE or not (handoff.request.keys and (self.prefilling or self.arriving)):
+        if handoff.stage is Stage.DECODE:
+            return False
+        if self.asking.store is None and not (handoff.request.keys and (self.prefilling or self.arriving)):
             return False
         seq = handoff.sequence(now)
+        if not handoff.n_computed:
+            self.asking.arrived(seq, self._admission.visit(seq), now)
         self._order.place(seq, *rest_of(handoff))
         return self._admission.repeats(seq)
 
@@ -199,11 +211,11 @@ class Scheduler:
         self._live[seq.id] = seq
         if self.parking.landed(seq):
             pass
-        elif seq.hold.blocks:
+        elif not seq.hold.blocks:
+            self._wait(seq, now)
+        elif self.fetching.landed(seq, now):
             self.room.landed(seq)
             self._running[seq.stage][seq.id] = seq
-        else:
-            self._wait(seq)
         return seq
 
     def drop_arrival(self, request_id: str) -> None:
@@ -217,18 +229,10 @@ class Scheduler:
 
     # ---- departures to other instances
 
-    def detach(self, seq: LiveSequence, owner: str) -> Lease | None:
-        """Pass the blocks of a migrating sequence to `owner`, which gives them back; None if it holds none."""
-        return self.room.detach(seq, owner)
-
     def offered(self, seq: LiveSequence, again: bool) -> dict[str, tuple[int, ...]]:
         """The blocks that the sequence's next instance has to copy. `again`: it has been offered before."""
         seq.attempt += again
         return self.room.offered(seq)
-
-    def give_back(self, lease: Lease) -> None:
-        """Free the blocks of a detached lease."""
-        self.room.caches.release(lease)
 
     def shifts(self) -> list[Shift]:
         """The copies between tiers to begin now; each is returned once. Parked sequences that find room are taken back,
@@ -241,7 +245,7 @@ class Scheduler:
         """Note that a copy between tiers took so long, or failed (None). Returns whether its sequence waits again, or
         goes on elsewhere."""
         if self.fetching.has(shift):
-            return self.fetching.done(shift, seconds is not None, now)
+            return self.fetching.done(shift, seconds, now)
         return self.parking.done(shift, seconds, now)
 
     # ---- batches
@@ -323,10 +327,7 @@ class Scheduler:
         self._admission.free(seq)
         seq.rewind()
         seq.queue(now)
-        self._wait(seq)
-
-    def _free(self, seq: LiveSequence) -> None:
-        self._admission.free(seq)
+        self._wait(seq, now)
 
     def _enter(self, seq: LiveSequence) -> bool:
         """Put a sequence into the stage its cursor names. False if that runs elsewhere: then it migrates; or if some of

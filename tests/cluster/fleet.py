@@ -15,7 +15,7 @@ from hydrainfer.cache import DEVICE, HOST, CacheSet, EmbedSpec, FullSpec
 from hydrainfer.cluster import Hub, Mesh, NodePlan, PixelClient, Pulse, ServerSide
 from hydrainfer.config import read_layout
 from hydrainfer.core import CostModel, Role, Stage, owner_of
-from hydrainfer.engine import Copies, Engine, Moves, Timing
+from hydrainfer.engine import Copies, Engine, Moves, Timing, tier_movers
 from hydrainfer.machine import host_identity
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -59,7 +59,8 @@ def emulated(folder, few, plan):
         puller = StorePuller({DEVICE: stores, HOST: hosted}, exports, Routes("shared-memory"), node.wake)
         timing = TIMING._replace(patience_s=plan.pulse.patience_s)
         moves = Moves(node.name, node.incarnation, scheduler, node.placer, node, puller, timing)
-        copies = Copies(scheduler, *between_tiers({DEVICE: stores, HOST: hosted}, node.wake)) if hosted else None
+        movers = tier_movers(*between_tiers({DEVICE: stores, HOST: hosted}, node.wake)) if hosted else {}
+        copies = Copies(scheduler, movers) if hosted else None
         engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved, copies=copies)
         inject(node, engine, Faults(folder, plan.name))
         last = Path(folder) / f"{plan.name}.leased"

@@ -5,10 +5,10 @@ import random
 import msgspec
 import pytest
 
-from hydrainfer.cluster import HashRing, Placer, Roster
+from hydrainfer.cluster import Placer, Roster
 from hydrainfer.cluster.messages import Peer
 from hydrainfer.cluster.roster import delay_s
-from hydrainfer.core import Cached, CachedKeys, Layout, Load, Stage, split_chain
+from hydrainfer.core import Cached, CachedKeys, HashRing, Layout, Load, Stage, split_chain
 from tests.cluster.virtual import Cluster
 from tests.scheduler.fakes import make_request
 

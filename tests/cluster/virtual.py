@@ -16,7 +16,7 @@ from hydrainfer.cache import DEVICE, HOST, CacheSet
 from hydrainfer.cluster import Node, NodePlan, Placer, Pulse, Roster, ServerSide
 from hydrainfer.cluster.messages import decode_to_hub, encode
 from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
-from hydrainfer.engine import Copies, Engine, Moves, Timing
+from hydrainfer.engine import Copies, Engine, Moves, Timing, tier_movers
 from hydrainfer.machine import host_identity
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.engine.rig import TimedRunner
@@ -216,7 +216,7 @@ class Cluster:
         moves = Moves(name, incarnation, s, node.placer, node, self.pullers[name], TIMING)
         own = OwnPuller(name, incarnation, self, [DEVICE, HOST, *(tier.name for tier in self.tiers[name])])
         self.hosts[name] = own
-        copies = Copies(s, own, own.exports) if hosted.specs or self.tiers[name] else None
+        copies = Copies(s, tier_movers(own, own.exports)) if hosted.specs or self.tiers[name] else None
         told = (node.sink, node.record)
         self.engines[name] = Engine(s, runners, *told, moves=moves, moved=node.moved, ready=ready, copies=copies)
         node.start(self.engines[name], {})

@@ -121,6 +121,12 @@ class DictTier:
     def find(self, spec, keys):
         return [self.blocks.get((spec, key)) for key in keys]
 
+    def load_s(self, n_bytes):
+        return 0.0
+
+    def loaded(self, n_bytes, seconds):
+        self.n_loaded = getattr(self, "n_loaded", 0) + n_bytes
+
     def hold(self, spec, blocks):
         self.held.update((spec, block) for block in blocks)
 

@@ -274,7 +274,7 @@ class Watch:
         passed = any(q.rank > r.rank for q in chosen.values())
         if passed and s.n_running < s.budgets.running and n_begun < s.policy.half_way:
             visit = r.plan[r.cursor :]
-            assert not s.room.reserve(r, s.room.match(r, visit), visit), "passed though it had room"
+            assert not s.room.reserve(r, s.room.finder.match(r, visit), visit), "passed though it had room"
             self.no_room[r.id] = r
         return turn.batch
 
@@ -332,7 +332,7 @@ def test_no_request_of_worse_rank_goes_before_one_that_others_wait_for(specs, to
         batch = s.next(0.1 * step, Lane.LANGUAGE).batch
         prefilled = [work.seq for work in batch.work] if batch else []
         for waits in waiting:  # whoever is not the first to go may be looked at a step later
-            others = [o for o in computed if s.room.computed_by(o, waits, (Stage.PREFILL,), 8)]
+            others = [o for o in computed if s.room.finder.computed_by(o, waits, (Stage.PREFILL,), 8)]
             if not others:
                 break
             first = next((i for i, seq in enumerate(prefilled) if seq in others), len(prefilled))

@@ -293,7 +293,8 @@ def test_a_thousand_who_wait_for_one_prefill_are_not_all_looked_at_in_every_step
         s.add(make_request(f"r{i}", n_text=400, pictures=[1], salt=b"s"), 0.0)
     for lane in (Lane.VISION, Lane.LANGUAGE):
         s.apply(device.run(s.next(0.0, lane).batch), 0.0)
-    s.room.computed_by, computed_by = lambda *a: looked.append(a) or computed_by(*a), s.room.computed_by
+    finder = s.room.finder
+    finder.computed_by, computed_by = lambda *a: looked.append(a) or computed_by(*a), finder.computed_by
     assert s.next(1.0, Lane.VISION).batch is None and len(looked) <= 100
 
 
@@ -347,7 +348,7 @@ def test_4096_tokens_are_looked_up_in_no_time():
     keys = chain_of(chain_root(b""), ids, 16)
     made = Request(id="r", prompt_ids=ids, sampling=SamplingParams(), max_tokens=9, seed=0, keys=keys)
     seq = LiveSequence(made, (0.0, 0), 0.0)
-    assert room.reserve(seq, room.match(seq, visit), visit)
+    assert room.reserve(seq, room.finder.match(seq, visit), visit)
     seq.n_computed = 4096
     room.settle(seq)
     room.release(seq)
@@ -355,7 +356,7 @@ def test_4096_tokens_are_looked_up_in_no_time():
     for _ in range(50):
         again = LiveSequence(made, (0.0, 0), 0.0)
         start_s = time.perf_counter()
-        assert room.match(again, visit).n_tokens == 4096
+        assert room.finder.match(again, visit).n_tokens == 4096
         seconds.append(time.perf_counter() - start_s)
         room.release(again)
     assert min(seconds) < 250e-6  # 45 µs measured; slower where the machine is busy

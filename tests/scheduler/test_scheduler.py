@@ -247,7 +247,7 @@ def test_a_half_evicted_picture_is_encoded_anew_into_blocks_nobody_shares():
     for b in range(5):
         if b not in left:
             pool.drop([b])
-    hit = s.room.match(s.add(make_request("b", pictures=[1]), 0), tuple(Stage))
+    hit = s.room.finder.match(s.add(make_request("b", pictures=[1]), 0), tuple(Stage))
     assert hit.blocks["embed"] == [None, None]
     batch = s.next(0.0, Lane.VISION).batch
     assert not set(batch.work[0].seq.hold.blocks["embed"]) & set(left)

@@ -44,7 +44,7 @@ from hydrainfer.core import (
     TokenWork,
     owner_of,
 )
-from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap
+from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap, tier_movers
 from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
 from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
@@ -270,7 +270,7 @@ class ModelledNode(Instance):
         copies = None
         if i.host:
             link = HostLink(sim.link, self._block_bytes, lambda: sim.now)
-            copies = Copies(scheduler, link, dict.fromkeys((DEVICE, HOST), link.exports))
+            copies = Copies(scheduler, tier_movers(link, dict.fromkeys((DEVICE, HOST), link.exports)))
         told = self.sink, record
         self.engine = Engine(scheduler, self._runners, *told, i.overlap, moves, self.moved, copies=copies)
 

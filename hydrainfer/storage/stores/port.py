@@ -10,18 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-KEY_BYTES = 16
-
-
-class BlockName(NamedTuple):
-    """`key`: 16 bytes, different for different contents. `kind`: the cache's name. `number`: the block's place in its
-    chain: of blocks of the same age, those with higher numbers are evicted first. `group`: where there are several
-    places, the blocks of a group lie in the same one."""
-
-    key: bytes
-    kind: str
-    number: int
-    group: bytes
+from hydrainfer.cache import BlockName
 
 
 class Root(NamedTuple):

@@ -12,7 +12,7 @@ from hydrainfer.cache import DEVICE, HOST, CacheSet
 from hydrainfer.cluster import Node, NodePlan, Pulse, ServerSide
 from hydrainfer.cluster.messages import decode_to_hub, encode
 from hydrainfer.core import owner_of
-from hydrainfer.engine import Copies, Engine, Moves
+from hydrainfer.engine import Copies, Engine, Moves, tier_movers
 from hydrainfer.machine import host_identity
 from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
@@ -118,7 +118,7 @@ class Production:
         puller, exports = between_tiers(tiers, wire.wake)
         self.pullers.append(puller)
         link = HostLink(self.link, self.block_bytes, lambda: self.now)
-        return Copies(scheduler, TimedHost(self, puller, link), exports)
+        return Copies(scheduler, tier_movers(TimedHost(self, puller, link), exports))
 
     def logged(self, name, runner):
         launch = runner.launch

@@ -1,4 +1,4 @@
-"""Consistent hashing: most pictures keep their encoder when encoders come or go, so cached embeddings are found."""
+"""Consistent hashing: most keys keep their owner when owners come or go, so what is cached there is found."""
 
 from __future__ import annotations
 

@@ -1,0 +1,193 @@
+"""One engine's work with the shared store: questions, loads, saves and touches, carried out beside the steps."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import msgspec
+
+from hydrainfer.cache import BlockRef, StoreJob, StoreResult, StoreTier
+from hydrainfer.core import StoreStats
+from hydrainfer.engine.ports import StoreClient, StoreTicket
+from hydrainfer.scheduler import Ask, Save, Scheduler, Shift, Touch
+
+_log = logging.getLogger(__name__)
+_NEVER = float("inf")
+_ASK_S = 1.0  # a store that takes longer to say what it has is left alone
+_SAVE_S = 10.0  # or to take blocks
+_FULL_S = 10.0  # until writes are tried again
+
+
+class _Running(NamedTuple):
+    what: Ask | Save | Touch
+    ticket: StoreTicket
+    until_s: float
+
+
+class Stored:
+    """`client` executes jobs on threads of its own, or models them. Used on the engine's thread only."""
+
+    def __init__(self, scheduler: Scheduler, client: StoreClient, tier: StoreTier) -> None:
+        self._counts = StoreStats()
+        self._client, self._fetching = client, scheduler.fetching
+        self._asking, self._saving = scheduler.asking, scheduler.room.saving
+        self._caches, self._tier = scheduler.room.caches, tier
+        self._running: list[_Running] = []
+        self._write_at = -_NEVER
+        self._saves = False  # whether one is running: one at a time
+        self._told = False  # whether it was said that nothing can be written
+
+    # ---- loads, for `Copies`
+
+    def begin(self, shift: Shift, now: float) -> _Load | None:
+        """Begin to load blocks."""
+        blocks: dict[str, tuple[list[BlockRef], list[int]]] = {}
+        for spec, (theirs, ours) in shift.pulls.blocks.items():
+            refs = [self._tier.ref(block) for block in theirs]
+            blocks[spec] = [ref for ref in refs if ref is not None], ours
+        if any(len(refs) < len(ours) for refs, ours in blocks.values()):  # forgotten since: a miss
+            return _Load(self, StoreJob("load", {}), None, now)
+        job = StoreJob("load", blocks)
+        return _Load(self, job, self._client.start(job), now)
+
+    def loaded(self, job: StoreJob, result: StoreResult, seconds: float, now: float) -> bool:
+        """Note the result of a load. Returns whether every block came."""
+        self._counts.load_s += seconds
+        if result.error:
+            self.failed(result.error, now)
+            return False
+        n_lost = 0
+        for spec, (refs, _) in job.blocks.items():
+            there = result.there.get(spec, [False] * len(refs))
+            self._tier.heard(spec, refs, there)
+            n_lost += len(there) - sum(there)
+            self._counts.n_loaded += sum(there)
+            self._counts.n_bytes_loaded += sum(there) * self._caches.specs[spec].block_bytes
+        self._counts.n_lost += n_lost
+        self._tier.worked()
+        return not n_lost
+
+    def failed(self, why: str, now: float) -> None:
+        """Leave the store alone for a while."""
+        self._counts.n_failures += 1
+        self._tier.failed(now)
+        if self._tier.n_failures == 1:
+            _log.warning("the store is left alone for a while, and prompts are computed: %s", why)
+
+    # ---- the loop
+
+    def turn(self, now: float) -> None:
+        """Take in answers, and let requests go on that have waited for too long."""
+        if self._running:
+            self._poll(now)
+        self._asking.turn(now)
+
+    def start(self, now: float) -> None:
+        """Begin what is to be done."""
+        is_open = self._tier.turn(now)
+        for ask in self._asking.asks():
+            self._counts.n_asks += 1
+            self._start(ask, now + _ASK_S)
+        if not is_open or now < self._write_at:
+            if self._saving.waiting and now < self._write_at:
+                self._saving.clear()
+            return
+        for touch in self._saving.touches(now):
+            self._start(touch, now + _ASK_S)
+        if not self._saves and self._saving.waiting and (save := self._saving.next_save()) is not None:
+            self._saves = True
+            self._start(save, now + _SAVE_S)
+
+    def _start(self, what: Ask | Save | Touch, until_s: float) -> None:
+        self._running.append(_Running(what, self._client.start(what.job), until_s))
+
+    def _poll(self, now: float) -> None:
+        running, self._running = self._running, []
+        for job in running:
+            result = job.ticket.poll(now)
+            if result is None and now < job.until_s:
+                self._running.append(job)
+                continue
+            if result is None:
+                job.ticket.cancel()
+                result = StoreResult({}, f"it took longer than {_ASK_S:g} s to answer")
+            if result.full:
+                self._hold_writes(result.error, now)
+            elif result.error:
+                self.failed(result.error, now)
+            else:
+                self._tier.worked()
+            self._over(job.what, result)
+
+    def _over(self, what: Ask | Save | Touch, result: StoreResult) -> None:
+        match what:
+            case Ask():
+                self._asking.answered(what, result.there)
+            case Save():
+                self._saves = False
+                self._told = self._told and not result.there
+                self._saving.saved(what, result.there)
+            case Touch() if result.there:
+                self._saving.touched(what, result.there[what.spec])
+
+    def _hold_writes(self, why: str, now: float) -> None:
+        """Write nothing for a while."""
+        self._write_at = now + _FULL_S
+        if not self._told:
+            self._told = True
+            _log.warning("nothing is written to the store until there is room: %s", why)
+
+    def wake_at(self) -> float:
+        """The time of the next turn at the latest; infinity if the engine is woken before."""
+        wake_at = min(self._asking.wake_at(), self._tier.opens_at() if self._saving.waiting else _NEVER)
+        for job in self._running:
+            ready = job.ticket.ready_at()
+            wake_at = min(wake_at, job.until_s if ready is None else ready)
+        if self._saving.waiting and not self._saves and self._tier.open:
+            wake_at = min(wake_at, self._write_at)
+        return wake_at
+
+    @property
+    def saving(self) -> bool:
+        """Whether blocks are held to be saved."""
+        return self._saves
+
+    def stats(self) -> StoreStats:
+        """A snapshot of what was done."""
+        saves = self._saving.counts
+        return msgspec.structs.replace(
+            self._counts,
+            n_late=self._fetching.n_late,
+            n_saved=saves.n_saved,
+            n_bytes_saved=saves.n_bytes,
+            n_skipped=saves.n_skipped,
+            n_corrupt=self._client.n_corrupt,
+        )
+
+    def close(self) -> None:
+        """End what is running; nothing more is read of our blocks."""
+        for job in self._running:
+            job.ticket.cancel()
+            if isinstance(job.what, Save):
+                self._saving.saved(job.what, {})
+        self._running.clear()
+        self._client.close()
+
+
+class _Load:
+    """A load in flight; a `CopyTicket`."""
+
+    cut = False
+
+    def __init__(self, stored: Stored, job: StoreJob, ticket: StoreTicket | None, now: float) -> None:
+        self._stored, self._job, self._ticket, self._began_s = stored, job, ticket, now
+
+    def poll(self, now: float) -> bool | None:
+        if self._ticket is None:
+            return False
+        result = self._ticket.poll(now)
+        return None if result is None else self._stored.loaded(self._job, result, now - self._began_s, now)
+
+    def ready_at(self) -> float | None:
+        return float("-inf") if self._ticket is None else self._ticket.ready_at()

@@ -1,0 +1,152 @@
+"""The threads of one instance that wait for its shared store, so that no step does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import torch
+
+from hydrainfer.cache import BlockName, BlockRef, StoreJob, StoreResult, layout_digest, name_of, stored_bytes
+from hydrainfer.storage.store import BlockStore
+from hydrainfer.storage.stores.port import SharedStore, StoreError, StoreFull
+from hydrainfer.storage.transport import compute_alone
+
+_log = logging.getLogger(__name__)
+_LOADERS = 2
+_CLOSE_S = 1.0  # how long closing waits for a thread: one that hangs is left behind
+
+
+class Ticket:
+    """An `engine.ports.StoreTicket`."""
+
+    __slots__ = ("_lock", "result", "unwanted")
+
+    def __init__(self) -> None:
+        self.result: StoreResult | None = None
+        self.unwanted = False
+        self._lock = threading.Lock()
+
+    def poll(self, now: float) -> StoreResult | None:  # noqa: ARG002 - a modelled store needs the time
+        return self.result
+
+    def ready_at(self) -> float | None:
+        return None
+
+    def cancel(self) -> None:
+        with self._lock:  # whoever publishes a block right now has asked before
+            self.unwanted = True
+
+    def wanted(self) -> bool:
+        with self._lock:
+            return not self.unwanted
+
+
+class _Task(NamedTuple):
+    job: StoreJob
+    ticket: Ticket
+
+
+class ThreadedClient:
+    """An `engine.ports.StoreClient`. `stores`: the blocks of the instance, by cache. It calls `wake()` after each job.
+    Questions, loads and writes do not wait for each other. `close` also closes `shared`."""
+
+    def __init__(self, shared: SharedStore, stores: Mapping[str, BlockStore], wake: Callable[[], None]) -> None:
+        self._shared, self._stores, self._wake = shared, stores, wake
+        self._layouts = {name: layout_digest(store.spec) for name, store in stores.items()}
+        self._closed = False
+        self._queues: dict[str, SimpleQueue[_Task | None]] = {}
+        self._threads: list[threading.Thread] = []
+        for names, n in ((("ask",), 1), (("load",), _LOADERS), (("save", "touch"), 1)):
+            queue: SimpleQueue[_Task | None] = SimpleQueue()
+            self._queues |= dict.fromkeys(names, queue)
+            for i in range(n):
+                thread = threading.Thread(
+                    target=self._loop, args=(queue,), name=f"hydrainfer-store-{names[0]}-{i}", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+
+    @property
+    def n_corrupt(self) -> int:
+        return self._shared.counts["corrupt"]
+
+    def start(self, job: StoreJob) -> Ticket:
+        ticket = Ticket()
+        if self._closed:
+            ticket.result = StoreResult({}, "the store is closed")
+        else:
+            self._queues[job.what].put(_Task(job, ticket))
+        return ticket
+
+    def close(self) -> None:
+        """End all threads. Safe to repeat."""
+        if self._closed:
+            return
+        self._closed = True
+        for queue in {id(queue): queue for queue in self._queues.values()}.values():
+            for _ in range(_LOADERS):
+                queue.put(None)
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+        self._shared.close()
+
+    def _loop(self, queue: SimpleQueue[_Task | None]) -> None:
+        compute_alone()
+        with torch.inference_mode():
+            while (task := queue.get()) is not None:
+                task.ticket.result = self._done(task)
+                self._wake()
+
+    def _done(self, task: _Task) -> StoreResult:
+        job, ticket, there = task.job, task.ticket, dict[str, list[bool]]()
+        try:
+            for spec, (refs, blocks) in job.blocks.items():
+                if not ticket.wanted() or self._closed:
+                    return StoreResult({}, "the store is closed" if self._closed else "")
+                there[spec] = self._carry_out(job.what, spec, refs, blocks, ticket)
+        except StoreError as e:
+            return StoreResult({}, str(e) or type(e).__name__, isinstance(e, StoreFull))
+        except Exception as e:
+            _log.exception("the store %s failed", self._shared.place)
+            return StoreResult({}, f"{type(e).__name__}: {e}")
+        return StoreResult(there)
+
+    def _carry_out(
+        self, what: str, spec: str, refs: Sequence[BlockRef], blocks: Sequence[int], ticket: Ticket
+    ) -> list[bool]:
+        names = [self._name(spec, ref) for ref in refs]
+        if what == "ask":
+            return self._shared.has(names)
+        if what == "touch":
+            return self._shared.touch(names)
+        store = self._stores[spec]
+        if what == "load":
+            return self._load(store, names, blocks)
+        n = self._shared.write(names, _views(store, blocks), ticket.wanted)
+        return [i < n for i in range(len(names))]
+
+    def _name(self, spec: str, ref: BlockRef) -> BlockName:
+        return name_of(self._layouts[spec], spec, ref)
+
+    def _load(self, store: BlockStore, names: Sequence[BlockName], blocks: Sequence[int]) -> list[bool]:
+        if store.device.type == "cpu":
+            return self._shared.read(names, _views(store, blocks))
+        size = stored_bytes(store.spec)
+        staged = torch.empty(len(blocks), size, dtype=torch.uint8, pin_memory=True)
+        there = self._shared.read(names, [row.numpy().data for row in staged])
+        store.bytes[torch.tensor(blocks, device=store.device), :size] = staged.to(store.device)
+        torch.cuda.current_stream(store.device).synchronize()
+        return there
+
+
+def _views(store: BlockStore, blocks: Sequence[int]) -> list[memoryview]:
+    """The bytes of blocks, without the padding behind them; on a GPU, of a copy."""
+    size = stored_bytes(store.spec)
+    if store.device.type == "cpu":
+        return [store.bytes[block, :size].numpy().data for block in blocks]
+    copied = store.bytes[torch.tensor(blocks, device=store.device), :size].cpu()
+    return [row.numpy().data for row in copied]
