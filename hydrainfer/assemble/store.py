@@ -16,12 +16,11 @@ from hydrainfer.config import ServeConfig
 from hydrainfer.engine import Stored
 from hydrainfer.models import fingerprint
 from hydrainfer.scheduler import Scheduler
-from hydrainfer.storage import BlockStore
-from hydrainfer.storage.stores import (
+from hydrainfer.storage import BlockStore, ThreadedClient
+from hydrainfer.stores import (
     Root,
     SharedStore,
     StoreError,
-    ThreadedClient,
     open_places,
     parse_places,
 )

@@ -112,9 +112,9 @@ class StateSpec(CacheSpec, frozen=True):
         return answer_keys(request, tokens, keys[1:], self.block_tokens) if request.keys else []
 
     def group(self, keys: Sequence[bytes], number: int) -> bytes:
-        """See `CacheSpec.group`: that of the block of tokens before the boundary."""
+        """See `CacheSpec.group`: that of the block of tokens before the boundary. The start has none."""
         n = max(1, GROUP_TOKENS // self.block_tokens)
-        return keys[1 if number <= n else n]
+        return keys[min(number, 1 if number <= n else n)]
 
     def safe(self, found: Found, n_most: int) -> int | None:
         """The furthest boundary whose state is cached."""

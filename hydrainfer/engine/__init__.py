@@ -19,7 +19,7 @@ from hydrainfer.engine.ports import (
     StoreTicket,
     Ticket,
 )
-from hydrainfer.engine.stored import Stored
+from hydrainfer.engine.stored import Stored, StoreTimes
 from hydrainfer.engine.thread import EngineThread
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Runner",
     "StoreClient",
     "StoreTicket",
+    "StoreTimes",
     "Stored",
     "Ticket",
     "TierMover",

@@ -14,9 +14,15 @@ from hydrainfer.scheduler import Ask, Save, Scheduler, Shift, Touch
 
 _log = logging.getLogger(__name__)
 _NEVER = float("inf")
-_ASK_S = 1.0  # a store that takes longer to say what it has is left alone
-_SAVE_S = 10.0  # or to take blocks
-_FULL_S = 10.0  # until writes are tried again
+
+
+class StoreTimes(NamedTuple):
+    """A store that takes longer than `ask_s` to say what it has, or than `save_s` to take blocks, is left alone for a
+    while. `full_s`: until writes are tried again after there was no room."""
+
+    ask_s: float = 1.0
+    save_s: float = 10.0
+    full_s: float = 10.0
 
 
 class _Running(NamedTuple):
@@ -28,7 +34,10 @@ class _Running(NamedTuple):
 class Stored:
     """`client` executes jobs on threads of its own, or models them. Used on the engine's thread only."""
 
-    def __init__(self, scheduler: Scheduler, client: StoreClient, tier: StoreTier) -> None:
+    def __init__(
+        self, scheduler: Scheduler, client: StoreClient, tier: StoreTier, times: StoreTimes | None = None
+    ) -> None:
+        self._times = times or StoreTimes()
         self._counts = StoreStats()
         self._client, self._fetching = client, scheduler.fetching
         self._asking, self._saving = scheduler.asking, scheduler.room.saving
@@ -88,16 +97,16 @@ class Stored:
         is_open = self._tier.turn(now)
         for ask in self._asking.asks():
             self._counts.n_asks += 1
-            self._start(ask, now + _ASK_S)
+            self._start(ask, now + self._times.ask_s)
         if not is_open or now < self._write_at:
             if self._saving.waiting and now < self._write_at:
                 self._saving.clear()
             return
         for touch in self._saving.touches(now):
-            self._start(touch, now + _ASK_S)
+            self._start(touch, now + self._times.ask_s)
         if not self._saves and self._saving.waiting and (save := self._saving.next_save()) is not None:
             self._saves = True
-            self._start(save, now + _SAVE_S)
+            self._start(save, now + self._times.save_s)
 
     def _start(self, what: Ask | Save | Touch, until_s: float) -> None:
         self._running.append(_Running(what, self._client.start(what.job), until_s))
@@ -111,7 +120,7 @@ class Stored:
                 continue
             if result is None:
                 job.ticket.cancel()
-                result = StoreResult({}, f"it took longer than {_ASK_S:g} s to answer")
+                result = StoreResult({}, "it took too long to answer")
             if result.full:
                 self._hold_writes(result.error, now)
             elif result.error:
@@ -133,7 +142,7 @@ class Stored:
 
     def _hold_writes(self, why: str, now: float) -> None:
         """Write nothing for a while."""
-        self._write_at = now + _FULL_S
+        self._write_at = now + self._times.full_s
         if not self._told:
             self._told = True
             _log.warning("nothing is written to the store until there is room: %s", why)
@@ -147,6 +156,11 @@ class Stored:
         if self._saving.waiting and not self._saves and self._tier.open:
             wake_at = min(wake_at, self._write_at)
         return wake_at
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waits to be saved."""
+        return self._saving.waiting
 
     @property
     def saving(self) -> bool:

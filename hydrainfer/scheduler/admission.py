@@ -138,10 +138,12 @@ class Admission:
         if not seq.request.keys or seq.stage is Stage.DECODE:
             return False
         arriving = (s for s in self.arriving.values() if s.hold.blocks and s.stage is Stage.PREFILL)
-        fetching = (s for s in self._fetching.live.values() if s.stage is Stage.PREFILL)
-        others, visit = chain(self._prefilling.values(), arriving, fetching), self.visit(seq)
-        n_tokens = self._policy.shared_tokens
-        other = next((o for o in others if self._finder.computed_by(o, seq, visit, n_tokens)), None)
+        visit, n_tokens, will_have = self.visit(seq), self._policy.shared_tokens, self._finder.computed_by
+        others = chain(self._prefilling.values(), arriving)
+        other = next((o for o in others if will_have(o, seq, visit, n_tokens)), None)
+        if other is None and self._fetching.live:
+            fetching = (s for s in self._fetching.live.values() if s.stage is Stage.PREFILL)
+            other = next((o for o in fetching if will_have(o, seq, visit, n_tokens, fetches=True)), None)
         if other is not None:
             self._wait_for(other.id, seq)
         return other is not None
@@ -248,7 +250,7 @@ class Admission:
         """Reserve room for the visit of a sequence that brings its blocks; None if there is none now."""
         if self._full() or not self._may_pass(seq) or not self.places.may_enter(seq):
             return None
-        hit = self._room.enter(seq, self.visit(seq), tiers=seq.stage is not Stage.DECODE and not seq.n_computed)
+        hit = self._room.enter(seq, self.visit(seq), tiers=seq.stage is not Stage.DECODE)
         if hit is None:
             self._blocked[seq.id] = seq
         else:

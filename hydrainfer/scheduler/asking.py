@@ -13,8 +13,7 @@ from hydrainfer.core import LiveSequence
 from hydrainfer.scheduler.finding import Finder, Visit
 
 _NEVER = float("inf")
-PATIENCE_S = 0.02
-"""How long a request waits for an answer at most: computing may be sooner."""
+_PATIENCE_S = 0.02
 
 
 class Ask(NamedTuple):
@@ -25,10 +24,12 @@ class Ask(NamedTuple):
 
 
 class Asking:
-    """The questions of one instance. `store`: None if there is none."""
+    """The questions of one instance. `store`: None if there is none. `patience_s`: how long a request waits for an
+    answer at most: computing may be sooner."""
 
     def __init__(self, finder: Finder, store: StoreTier | None) -> None:
         self.store = store
+        self.patience_s = _PATIENCE_S
         self._finder = finder
         self._asked: set[str] = set()  # ids of requests that are here
         self._waiting: dict[str, float] = {}  # until when, by id; in this order
@@ -40,7 +41,7 @@ class Asking:
             return
         self._asked.add(seq.id)
         if lacking := self._finder.lacking(seq, visit):
-            self._waiting[seq.id] = now + PATIENCE_S
+            self._waiting[seq.id] = now + self.patience_s
             self._asks.append(Ask(seq.id, StoreJob("ask", {spec: (refs, ()) for spec, refs in lacking.items()})))
 
     def waits(self, request_id: str) -> bool:

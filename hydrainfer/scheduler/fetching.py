@@ -17,7 +17,7 @@ from hydrainfer.core import LiveSequence
 from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.room import SequenceRoom
 
-_LEAST_S = 0.05  # a copy may take so long in any case
+_LEAST_S = 0.05
 
 
 @dataclass(slots=True)
@@ -44,7 +44,8 @@ class _Late:
 
 class Fetching:
     """`live`: the sequences by id. `enter(seq)` lets one enter the stage its cursor names, and returns whether that
-    runs here; `restart(seq, now)` makes it be computed again; `free(seq)` gives everything of a cancelled one back."""
+    runs here; `restart(seq, now)` makes it be computed again; `free(seq)` gives everything of a cancelled one back.
+    `least_s`: a copy may take so long in any case."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Fetching:
     ) -> None:
         self.live: dict[str, LiveSequence] = {}
         self.n_late = self.n_failed = 0
+        self.least_s = _LEAST_S
         self._room, self._enter, self._restart, self._free = room, enter, restart, free
         self._running: dict[str, _Running] = {}
         self._late: list[_Late] = []
@@ -69,7 +71,7 @@ class Fetching:
         shifts = []
         for tier, pulls in by_tier.items():
             n_bytes = sum(len(ids) * specs[spec].block_bytes for spec, (_, ids) in pulls.blocks.items())
-            limit_s = max(_LEAST_S, hit.worth_s) if tier == STORE else float("inf")
+            limit_s = max(self.least_s, hit.worth_s) if tier == STORE else float("inf")
             shifts.append(Shift(seq, tier, pulls, n_bytes, limit_s))
         for _ in shifts:
             seq.pin()

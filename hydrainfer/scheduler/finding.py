@@ -26,7 +26,7 @@ class Finder:
         self.tiers = {tier.name: tier for tier in tiers}
         self._caches, self._work_s = caches, work_s
         self._keys: dict[str, tuple[int, dict[str, list[bytes]]]] = {}  # by sequence id: n tokens, keys by spec
-        self._hits: dict[str, tuple[tuple, Hit]] = {}  # by sequence id: what the hit depends on, and the hit
+        self._hits: dict[tuple[str, bool], tuple[tuple, Hit]] = {}  # by sequence id: what it depends on, and the hit
         self._specs = list(caches.specs.values())
         self._of_visit: dict[Visit, list[CacheSpec]] = {}
         self._chains = [spec.name for spec in self._specs if spec.chained]
@@ -45,10 +45,10 @@ class Finder:
         version, tiers = self._caches.version, tiers and seq.n_lost < _MOST_LOST
         if self.tiers:  # asked so often that an empty sum would show
             version += sum(tier.version for tier in self.tiers.values())
-        state = (visit, len(seq.tokens), seq.n_computed, version, tiers)
-        known = self._hits.get(seq.id)
+        state = (visit, len(seq.tokens), seq.n_computed, version)
+        known = self._hits.get((seq.id, tiers))
         if known is None or known[0] != state:
-            known = self._hits[seq.id] = state, self._match(seq, visit, tiers)
+            known = self._hits[seq.id, tiers] = state, self._match(seq, visit, tiers)
         return known[1]
 
     def _match(self, seq: LiveSequence, visit: Visit, tiers: bool) -> Hit:
@@ -58,7 +58,8 @@ class Finder:
         if not hit.fetches:
             return hit
         here, specs = self._found(seq, visit, ()), self._caches.specs
-        worth_s = self._work_s(hit.n_tokens - here.n_tokens, len(here.missing) - len(hit.missing))
+        n_more = max(0, hit.n_tokens - max(here.n_tokens, seq.n_computed))
+        worth_s = self._work_s(n_more, len(here.missing) - len(hit.missing))
         fetch_s = sum(self.tiers[f.tier].load_s(len(f.blocks) * specs[f.spec].block_bytes) for f in hit.fetches)
         return hit._replace(worth_s=worth_s) if fetch_s < worth_s else here
 
@@ -87,15 +88,18 @@ class Finder:
                 lacking[spec.name] = refs
         return lacking
 
-    def computed_by(self, other: LiveSequence, seq: LiveSequence, visit: Visit, n_tokens: int) -> bool:
-        """Whether `other`, which computes its prompt here, will publish enough tokens that `seq` could share and has
-        not found: at least `n_tokens`, or half of what `seq` would compute itself."""
+    def computed_by(
+        self, other: LiveSequence, seq: LiveSequence, visit: Visit, n_tokens: int, *, fetches: bool = False
+    ) -> bool:
+        """Whether `other`, which computes its prompt here, or `fetches` it from another tier, will publish enough
+        tokens that `seq` could share and has not found here: at least `n_tokens`, or half of what `seq` would compute
+        itself."""
         if other.id not in self._keys:
             return False
         theirs, own = self._keys[other.id][1], self.keys_of(seq)
         if not any(own.get(name, [])[:1] == theirs.get(name, [])[:1] for name in self._chains):
             return False  # not even the first block
-        hit = self.match(seq, visit)
+        hit = self.match(seq, visit, tiers=not fetches)
         n_tokens = min(n_tokens, (len(seq.tokens) - hit.n_tokens + 1) // 2)
         wanted, shared = range(hit.n_tokens + n_tokens, len(seq.tokens)), False  # the last one is always computed
         for spec in self.specs_of(seq.request, visit):
@@ -135,7 +139,8 @@ class Finder:
 
     def forget(self, request_id: str) -> None:
         self._keys.pop(request_id, None)
-        self._hits.pop(request_id, None)
+        self._hits.pop((request_id, True), None)
+        self._hits.pop((request_id, False), None)
 
 
 def find_away(

@@ -99,7 +99,7 @@ class SequenceRoom:
 
     def _note_found(self, hit: Hit) -> None:
         """Keep what was found here young in the store."""
-        fetched = {(fetch.spec, number) for fetch in hit.fetches for number in fetch.numbers}
+        fetched = _fetched(hit)
         for spec, found in hit.blocks.items():
             there = [i for i, block in enumerate(found) if block is not None or (spec, i) in fetched]
             self.saving.found(spec, hit.keys[spec], there)
@@ -274,8 +274,8 @@ class SequenceRoom:
 
     def pulls(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]], n_computed: int, hit: Hit) -> Pulls:
         """The copies from `blocks`, which hold by spec what the sequence needs of `n_computed` tokens, into those just
-        reserved. Blocks that the cache already has are left out, and none is copied twice."""
-        pulls = Pulls(DEVICE, {})
+        reserved. Blocks that the cache already has or that are fetched are left out, and none is copied twice."""
+        pulls, fetched = Pulls(DEVICE, {}), _fetched(hit)
         for spec in self._held(seq):
             source = blocks.get(spec.name)
             if source is None:
@@ -286,7 +286,7 @@ class SequenceRoom:
             pairs = {
                 targets[i - first]: block
                 for i, block in zip(numbers, source, strict=True)
-                if i >= first and (i >= len(found) or found[i] is None)
+                if i >= first and (i >= len(found) or found[i] is None) and (spec.name, i) not in fetched
             }
             if pairs:
                 pulls.blocks[spec.name] = (list(pairs.values()), list(pairs))
@@ -378,3 +378,8 @@ class SequenceRoom:
         """Note that a sequence has no blocks any more."""
         seq.hold.blocks = {}
         seq.hold.capacity = 0
+
+
+def _fetched(hit: Hit) -> set[tuple[str, int]]:
+    """The blocks, by cache and number, that come from other tiers."""
+    return {(fetch.spec, number) for fetch in hit.fetches for number in fetch.numbers}

@@ -199,8 +199,7 @@ class Scheduler:
         if self.asking.store is None and not (handoff.request.keys and (self.prefilling or self.arriving)):
             return False
         seq = handoff.sequence(now)
-        if not handoff.n_computed:
-            self.asking.arrived(seq, self._admission.visit(seq), now)
+        self.asking.arrived(seq, self._admission.visit(seq), now)
         self._order.place(seq, *rest_of(handoff))
         return self._admission.repeats(seq)
 

@@ -9,6 +9,7 @@ from hydrainfer.storage.local import LocalTransport
 from hydrainfer.storage.places import WAYS, check_between, check_transport, check_within, needs_shared
 from hydrainfer.storage.puller import StorePuller, between_tiers
 from hydrainfer.storage.store import BlockStore, Region
+from hydrainfer.storage.store_client import ThreadedClient
 from hydrainfer.storage.transport import LocalExports, TransportError, Unreachable
 from hydrainfer.storage.way import Way
 
@@ -21,6 +22,7 @@ __all__ = [
     "Region",
     "Routes",
     "StorePuller",
+    "ThreadedClient",
     "TransportError",
     "Unreachable",
     "Way",

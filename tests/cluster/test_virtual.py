@@ -304,13 +304,15 @@ traffic = st.lists(
     chaos=st.booleans(),
     more=st.sampled_from([{}, {WINDOW: 5, STATE: 6}]),
     landing=st.sampled_from([0, 6, 40]),
+    store=st.sampled_from([None, "good", "bad"]),
     crashes=crashes,
     seed=st.integers(0, 2**16),
 )
 def test_random_traffic(
-    specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, more, landing, crashes, seed
+    specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, more, landing, store, crashes, seed
 ):
-    random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, more, landing)
+    caches = {"more": more, "landing": landing, "store": store}
+    random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, **caches)
 
 
 @pytest.mark.slow
@@ -323,14 +325,12 @@ def test_random_traffic(
     seed=st.integers(0, 2**32),
 )
 def test_ten_thousand_schedules_of_a_whole_cluster(specs, layout, crashes, seed):
-    random_traffic(specs, layout, 16, 6, 2, "least_load", True, crashes, seed)
+    random_traffic(specs, layout, 16, 6, 2, "least_load", True, crashes, seed, store=["good", "bad"][seed % 2])
 
 
-def random_traffic(
-    specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, more=None, landing=0
-):
+def random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, **caches):
     """Every request ends once: with its tokens, or for a reason that was given it; nothing told twice."""
-    cluster = Cluster(layout, kv_blocks, embed_blocks, seed, chaos, headroom, balancing, more=more, landing=landing)
+    cluster = Cluster(layout, kv_blocks, embed_blocks, seed, chaos, headroom, balancing, **caches)
     names, requests, salts = list(cluster.roles), [], random.Random(seed)
     for at_s, who, notice_s, restart_s in crashes:
         name = names[who % len(names)]

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from hydrainfer.cache import DEVICE, HOST, CacheSet
+from hydrainfer.cache import DEVICE, HOST, STORE, CacheSet
 from hydrainfer.cluster import Node, NodePlan, Placer, Pulse, Roster, ServerSide
 from hydrainfer.cluster.messages import decode_to_hub, encode
 from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
@@ -21,6 +21,7 @@ from hydrainfer.machine import host_identity
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.engine.rig import TimedRunner
 from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice
+from tests.scheduler.store import FakeStore, Shelf, StoreRig
 
 HANDSHAKE_S = 2.0
 TIMING = Timing(lease_s=12.0, renew_s=3.0, resend_s=2.0, patience_s=60.0, cut_s=10.0)
@@ -150,7 +151,8 @@ class Cluster:
     """`chaos`: messages between instances are lost, doubled and reordered, copies fail. `more`: blocks of caches beside
     KV and embeddings. `landing`: blocks in host memory of every cache that decoding requests hold, where some run.
     `compile_s`: time for a grammar, on each instance. `sockets`: instances read each other's blocks over sockets, which
-    a cut pair does not have. `keeps_evicted`: each instance has a `DictTier`."""
+    a cut pair does not have. `keeps_evicted`: each instance has a `DictTier`. `store`: None, "good" or
+    "bad": a store that they share, on a `shelf` that outlives them."""
 
     def __init__(
         self,
@@ -167,12 +169,14 @@ class Cluster:
         compile_s=0.0,
         sockets=False,
         keeps_evicted=False,
+        store=None,
     ):
         self.sizes = {EMBED: embed_blocks, KV: kv_blocks, **(more or {})}
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
         self.headroom, self.tokens_budget, self.landing = headroom, tokens, landing
         self.compile_s, self.compiled_at = compile_s, {}
         self.keeps_evicted, self.tiers = keeps_evicted, {}
+        self.store, self.shelf, self.stored = store, Shelf(), {}
         self.sockets, self.cuts, self.offers = sockets, Counter(), defaultdict(set)
         self.events, self.n_events, self.n_awaited = [], 0, 0
         self.outputs, self.lifecycle, self.forgotten, self.failures = [], [], [], {}
@@ -206,7 +210,11 @@ class Cluster:
         decodes = [spec for spec in sizes if role.runs(Stage.DECODE) and Stage.DECODE in spec.stages]
         hosted = CacheSet({spec: self.landing for spec in decodes if self.landing})
         self.tiers[name] = [DictTier(self.devices[name])] if self.keeps_evicted else []
-        s = Scheduler(role, self.caches[name], budgets, policy, hosted, self.tiers[name])
+        rig = None
+        if self.store:
+            client = FakeStore(self.devices[name], lambda: self.now, self.rng, self.store == "bad", self.shelf)
+            rig = StoreRig(self.caches[name], client)
+        s = Scheduler(role, self.caches[name], budgets, policy, hosted, self.tiers[name], rig and rig.tier)
         runners = {
             lane: TimedRunner(self.devices[name], lambda: self.now, 3.0 if lane is Lane.VISION else 1.0)
             for lane in role.lanes
@@ -217,6 +225,10 @@ class Cluster:
         own = OwnPuller(name, incarnation, self, [DEVICE, HOST, *(tier.name for tier in self.tiers[name])])
         self.hosts[name] = own
         copies = Copies(s, tier_movers(own, own.exports)) if hosted.specs or self.tiers[name] else None
+        if rig is not None:
+            rig.attach(s)
+            self.stored[name] = rig.stored
+            copies = Copies(s, {**tier_movers(own, own.exports), STORE: rig.stored}, rig.stored)
         told = (node.sink, node.record)
         self.engines[name] = Engine(s, runners, *told, moves=moves, moved=node.moved, ready=ready, copies=copies)
         node.start(self.engines[name], {})

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.cache import CacheSet, CacheSizes, Wishes, share_memory
+from hydrainfer.cache import STORE, CacheSet, CacheSizes, Wishes, share_memory
 from hydrainfer.core import Grammar, Lane, Role, SamplingParams, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice, Guessing, expected_tokens, make_request
+from tests.scheduler.store import FakeStore, StoreRig
 
 pytestmark = pytest.mark.unit
 
@@ -52,6 +53,7 @@ requests = st.lists(
     drafts=st.sampled_from([None, 0.0, 0.5, 0.9]),
     landing=st.sampled_from([0, 8, 60]),
     tier=st.sampled_from([0, 0, 12, 400]),
+    store=st.sampled_from([None, None, "good", "bad"]),
     ahead=st.booleans(),
     eos=st.sampled_from([(), tuple(range(10, 25))]),
     seed=st.integers(0, 2**16),
@@ -74,13 +76,15 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     drafts,
     landing,
     tier,
+    store,
     ahead,
     eos,
     seed,
 ):
     """Also with kinds that keep little of a request: a window, and a state, which cannot take back what was drafted;
     with caches that lend each other memory; with host memory for preempted ones, to and from which some copies fail;
-    and with the next batch launched `ahead`, while tokens of the one before are not known and may prove to be ends."""
+    with a shared store, which fails in all ways if it is bad; and with the next batch launched `ahead`, while tokens of
+    the one before are not known and may prove to be ends."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s, wait_s=2000 * (gap_s or 0.0))
     shared = rng.choice([1, 8, 64])
@@ -95,7 +99,11 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     if drafts is not None:
         device = Guessing(device, drafts, rng)
     tiers = [DictTier(device, tier)] if tier else []
-    s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, hosted, tiers), []
+    rig = StoreRig(caches, FakeStore(device, lambda: float(step), rng, store == "bad")) if store else None
+    s = Scheduler(Role.parse("EPD"), caches, budgets, policy, hosted, tiers, rig and rig.tier)
+    shifts = []
+    if rig is not None:
+        rig.attach(s)
     flying = {lane: [] for lane in Lane}  # batches, and which blocks their sequences held when they were launched
     todo = []
     for i, (n_text, pictures, max_tokens, arrives, cancel_at, sampling) in enumerate(specs):
@@ -116,7 +124,11 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
 
     def shift():
         """Copies begin, and end in any order."""
-        shifts.extend(s.shifts())
+        begun = s.shifts()
+        shifts.extend(copy for copy in begun if copy.source != STORE)
+        if rig is not None:
+            s.fetching._shifts += [copy for copy in begun if copy.source == STORE]
+            rig.turn(float(step))
         for copy in [c for c in shifts if rng.random() < 0.5]:
             shifts.remove(copy)
             if rng.random() < 0.1:
@@ -127,7 +139,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
                     device.copy(name, copy.pulls.tier, device, copy.source, source, target)
             assert not s.shifted(copy, 0.001, float(step))
 
-    added = set()
+    added, step = set(), 0
     for step in range(4000):
         for arrives, cancel_at, request in todo:
             if arrives == step:
@@ -165,6 +177,11 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
         else:
             assert request.id in ended
             assert got[request.id] == expected_tokens(request)
+    if rig is not None:
+        for step in range(4000, 8000):
+            rig.turn(float(step))
+            if not rig.busy:
+                break
     s.room.caches.check(idle=True)
     s.parking.caches.check(idle=True)
     for kept in tiers:

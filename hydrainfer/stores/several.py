@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hydrainfer.cache import BlockName
 from hydrainfer.core import ring_of
-from hydrainfer.storage.stores.port import Contents, SharedStore, StoreError, StoreFull
+from hydrainfer.stores.port import Contents, SharedStore, StoreError, StoreFull
 
 T = TypeVar("T")
 

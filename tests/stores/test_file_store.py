@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.storage.stores import StoreError, StoreFull
-from hydrainfer.storage.stores.files import FileStore, check, clear, summary
-from hydrainfer.storage.stores.folder import Folder
-from tests.storage.folders import (
+from hydrainfer.stores import StoreError, StoreFull
+from hydrainfer.stores.files import FileStore, check, clear, summary
+from hydrainfer.stores.folder import Folder
+from tests.stores.folders import (
     OTHER,
     PAGE,
     ROOT,
@@ -284,7 +284,7 @@ def test_a_folder_that_can_only_be_read(store, folder, monkeypatch):
 
 def test_a_process_that_stands_still_under_the_lock_stops_writers_only(store, folder, monkeypatch):
     write(store, chain(0, 3))
-    monkeypatch.setattr("hydrainfer.storage.stores.folder._LOCK_S", 0.1)
+    monkeypatch.setattr("hydrainfer.stores.folder._LOCK_S", 0.1)
     with Folder(folder).locked():
         with pytest.raises(StoreFull, match="another process has held the lock"):
             write(store, chain(3, 3))

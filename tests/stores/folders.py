@@ -7,8 +7,8 @@ import random
 from contextlib import suppress
 
 from hydrainfer.cache import BlockName
-from hydrainfer.storage.stores import Root
-from hydrainfer.storage.stores.folder import Folder
+from hydrainfer.stores import Root
+from hydrainfer.stores.folder import Folder
 
 ROOT = Root(b"\x01" * 16, {"model": "tiny", "dtype": "bfloat16"})
 OTHER = Root(b"\x02" * 16, {"model": "other"})

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from hydrainfer.core import ConfigError
-from hydrainfer.storage.stores import StoreError
-from hydrainfer.storage.stores.address import PASSWORD, FolderAddress, ServerAddress
-from hydrainfer.storage.stores.places import open_places, parse_places
-from hydrainfer.storage.stores.resp import RespStore
-from hydrainfer.storage.stores.several import SeveralStores
-from tests.storage.resp_server import ROOT, free_port, name_of
+from hydrainfer.stores import StoreError
+from hydrainfer.stores.address import PASSWORD, FolderAddress, ServerAddress
+from hydrainfer.stores.places import open_places, parse_places
+from hydrainfer.stores.resp import RespStore
+from hydrainfer.stores.several import SeveralStores
+from tests.stores.resp_server import ROOT, free_port, name_of
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
@@ -179,6 +179,6 @@ def test_a_folder_that_cannot_be_used_is_a_mistake_in_the_configuration(tmp_path
 
 
 def test_without_the_redis_package_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("hydrainfer.storage.stores.places.find_spec", lambda name: None)
+    monkeypatch.setattr("hydrainfer.stores.places.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"hydrainfer\[redis\]"):
         open_places(parse_places("redis://host"), ROOT, {})

@@ -17,10 +17,10 @@ from typing import Any
 import redis
 
 from hydrainfer.cache import BlockName
-from hydrainfer.storage.stores.address import server_address
-from hydrainfer.storage.stores.port import Contents, Root, StoreError
-from hydrainfer.storage.stores.resp_client import Command, RespClient
-from hydrainfer.storage.stores.resp_values import (
+from hydrainfer.stores.address import server_address
+from hydrainfer.stores.port import Contents, Root, StoreError
+from hydrainfer.stores.resp_client import Command, RespClient
+from hydrainfer.stores.resp_values import (
     HEADER_BYTES,
     block_key,
     n_values,

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Sequence
 
 from hydrainfer.cache import BlockName
-from hydrainfer.storage.stores.port import Root
+from hydrainfer.stores.port import Root
 
 PREFIX = "hydrainfer"
 HEADER_BYTES = 20

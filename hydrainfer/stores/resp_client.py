@@ -16,8 +16,8 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
-from hydrainfer.storage.stores.address import PASSWORD, USERNAME, ServerAddress
-from hydrainfer.storage.stores.port import StoreError, StoreFull
+from hydrainfer.stores.address import PASSWORD, USERNAME, ServerAddress
+from hydrainfer.stores.port import StoreError, StoreFull
 
 Command = tuple[Any, ...]
 

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from hydrainfer.storage.stores.files import FileStore, check, clear, summary
-from hydrainfer.storage.stores.folder import Folder
-from tests.storage.folders import OTHER, ROOT, chain, is_exact, on_disk, readable, temps, write
+from hydrainfer.stores.files import FileStore, check, clear, summary
+from hydrainfer.stores.folder import Folder
+from tests.stores.folders import OTHER, ROOT, chain, is_exact, on_disk, readable, temps, write
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(60)]
 

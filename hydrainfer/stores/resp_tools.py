@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import redis
 
-from hydrainfer.storage.stores.address import server_address
-from hydrainfer.storage.stores.resp_client import RespClient
-from hydrainfer.storage.stores.resp_values import HEADER_BYTES, PREFIX, contents_of, n_values, size_in, value_keys
+from hydrainfer.stores.address import server_address
+from hydrainfer.stores.resp_client import RespClient
+from hydrainfer.stores.resp_values import HEADER_BYTES, PREFIX, contents_of, n_values, size_in, value_keys
 
 _KEY = re.compile(rf"{PREFIX}:(?P<root>[0-9a-f]{{32}}):(?:about|(?P<kind>[^:]+):[0-9a-f]{{32}}(?P<part>:[0-9]+)?)")
 _SCAN_KEYS = 500

@@ -12,8 +12,8 @@ import torch
 
 from hydrainfer.cache import BlockName, BlockRef, StoreJob, StoreResult, layout_digest, name_of, stored_bytes
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.stores.port import SharedStore, StoreError, StoreFull
 from hydrainfer.storage.transport import compute_alone
+from hydrainfer.stores.port import SharedStore, StoreError, StoreFull
 
 _log = logging.getLogger(__name__)
 _LOADERS = 2

@@ -6,12 +6,12 @@ from functools import partial
 import fakeredis
 import pytest
 
-from hydrainfer.storage.stores import StoreError, StoreFull, resp_tools
-from hydrainfer.storage.stores.address import PASSWORD
-from hydrainfer.storage.stores.port import Root
-from hydrainfer.storage.stores.resp import RespStore
-from hydrainfer.storage.stores.resp_values import HEADER_BYTES, VALUE_BYTES, block_key, pack, value_keys
-from tests.storage.resp_server import (
+from hydrainfer.stores import StoreError, StoreFull, resp_tools
+from hydrainfer.stores.address import PASSWORD
+from hydrainfer.stores.port import Root
+from hydrainfer.stores.resp import RespStore
+from hydrainfer.stores.resp_values import HEADER_BYTES, VALUE_BYTES, block_key, pack, value_keys
+from tests.stores.resp_server import (
     ROOT,
     SERVER,
     answering,

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydrainfer.machine import host_identity
-from hydrainfer.storage.stores.port import StoreError, StoreFull
+from hydrainfer.stores.port import StoreError, StoreFull
 
 PAGE_BYTES = 4096  # files are counted in these
 ABSENT = (FileNotFoundError, NotADirectoryError)

@@ -9,11 +9,11 @@ from functools import partial
 import fakeredis
 import pytest
 
-from hydrainfer.storage.stores import StoreError, StoreFull
-from hydrainfer.storage.stores.port import Contents
-from hydrainfer.storage.stores.resp import RespStore
-from hydrainfer.storage.stores.several import SeveralStores
-from tests.storage.resp_server import ROOT, block_of, got, name_of, put
+from hydrainfer.stores import StoreError, StoreFull
+from hydrainfer.stores.port import Contents
+from hydrainfer.stores.resp import RespStore
+from hydrainfer.stores.several import SeveralStores
+from tests.stores.resp_server import ROOT, block_of, got, name_of, put
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 

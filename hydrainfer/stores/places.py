@@ -8,14 +8,14 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from hydrainfer.core import ConfigError
-from hydrainfer.storage.stores.address import (
+from hydrainfer.stores.address import (
     FolderAddress,
     ServerAddress,
     folder_address,
     refuse_password,
     server_address,
 )
-from hydrainfer.storage.stores.port import Root, SharedStore, StoreError
+from hydrainfer.stores.port import Root, SharedStore, StoreError
 
 
 class Place(NamedTuple):
@@ -63,7 +63,7 @@ def open_places(places: Sequence[Place], root: Root, environ: Mapping[str, str] 
         raise
     if len(stores) == 1:
         return stores[0]
-    from hydrainfer.storage.stores.several import SeveralStores
+    from hydrainfer.stores.several import SeveralStores
 
     return SeveralStores(stores)
 
@@ -92,10 +92,10 @@ def _parse(text: str) -> Place:
 def _open(place: Place, root: Root, environ: Mapping[str, str]) -> SharedStore:
     if isinstance(place.address, ServerAddress):
         check_redis()
-        from hydrainfer.storage.stores.resp import RespStore
+        from hydrainfer.stores.resp import RespStore
 
         return RespStore(place.text, root, environ)
-    from hydrainfer.storage.stores.files import FileStore
+    from hydrainfer.stores.files import FileStore
 
     try:
         return FileStore(place.address.path, root, place.address.limit_bytes)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydrainfer.cache import BlockName
-from hydrainfer.storage.stores.block_file import HEADER_BYTES, header_of, is_whole, read_block
-from hydrainfer.storage.stores.folder import (
+from hydrainfer.stores.block_file import HEADER_BYTES, header_of, is_whole, read_block
+from hydrainfer.stores.folder import (
     ABSENT,
     FORBIDDEN,
     FULL,
@@ -32,7 +32,7 @@ from hydrainfer.storage.stores.folder import (
     on_disk,
     remove,
 )
-from hydrainfer.storage.stores.port import Contents, Root, StoreError, StoreFull
+from hydrainfer.stores.port import Contents, Root, StoreError, StoreFull
 
 _GOAL = 0.9  # of the limit, when room is made
 _LONGEST = 0.8  # of the limit, what one call writes: making room for its last block must not cost its first

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from hydrainfer.storage.stores import BlockName, Root, StoreError
-from hydrainfer.storage.stores.resp import RespStore
+from hydrainfer.stores import BlockName, Root, StoreError
+from hydrainfer.stores.resp import RespStore
 
 ROOT = Root(b"r" * 16, {"model": "toy", "dtype": "float32"})
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server")

@@ -8,11 +8,11 @@ from contextlib import suppress
 import pytest
 
 from hydrainfer.core import ConfigError
-from hydrainfer.storage.stores import StoreError, StoreFull
-from hydrainfer.storage.stores.address import PASSWORD, USERNAME
-from hydrainfer.storage.stores.resp import RespStore
-from hydrainfer.storage.stores.resp_values import VALUE_BYTES, block_key, pack, value_keys
-from tests.storage.resp_server import ROOT, answering, at, block_of, fails, free_port, got, name_of, put
+from hydrainfer.stores import StoreError, StoreFull
+from hydrainfer.stores.address import PASSWORD, USERNAME
+from hydrainfer.stores.resp import RespStore
+from hydrainfer.stores.resp_values import VALUE_BYTES, block_key, pack, value_keys
+from tests.stores.resp_server import ROOT, answering, at, block_of, fails, free_port, got, name_of, put
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 

@@ -1,0 +1,121 @@
+"""A shared store on fake devices: jobs take some time, and may fail in every way that a store can."""
+
+import random
+
+from hydrainfer.cache import DEVICE, STORE, StoreResult, StoreTier
+from hydrainfer.engine import Copies, Stored, StoreTimes
+from tests.scheduler.fakes import FakeDevice
+
+
+class Shelf:
+    """What a store has, by cache and key, as slots of a device that computes nothing."""
+
+    def __init__(self):
+        self.numbers, self.device = {}, FakeDevice()
+
+    def put(self, name, theirs, block):
+        number = self.numbers.setdefault(name, len(self.numbers) + 1)
+        self.device.copy(name[0], STORE, theirs, DEVICE, block, number)
+
+
+class FakeTicket:
+    def __init__(self, store, job):
+        self.store, self.job = store, job
+        self.at = store.clock() + store.rng.uniform(0.0, store.slowest)
+        self.cancelled = False
+        if job.what == "save":
+            self.before = store.values(job)
+        if store.chance(0.02):
+            self.at += 300.0
+
+    def poll(self, now):
+        return None if now < self.at else self.store.done(self)
+
+    def ready_at(self):
+        return self.at
+
+    def cancel(self):
+        self.cancelled = True
+
+
+class FakeStore:
+    """A `StoreClient`. `bad`: it fails, loses blocks and lies about them now and then. `jobs`: those begun so far."""
+
+    n_corrupt = 0
+
+    def __init__(self, device, clock, rng=None, bad=False, shelf=None, slowest=3.0):
+        self.device, self.clock, self.rng, self.bad = device, clock, rng or random.Random(0), bad
+        self.shelf, self.slowest = shelf or Shelf(), slowest
+        self.jobs = []
+
+    def start(self, job):
+        self.jobs.append(job)
+        return FakeTicket(self, job)
+
+    def close(self):
+        pass
+
+    def chance(self, p):
+        return self.bad and self.rng.random() < p
+
+    def values(self, job):
+        """What our blocks hold."""
+        slots = {spec: self.device.slots(spec, DEVICE) for spec in job.blocks}
+        return {
+            (spec, block): [slots[spec].get((block, i)) for i in range(4)] + [slots[spec].get(block)]
+            for spec, (_, blocks) in job.blocks.items()
+            for block in blocks
+        }
+
+    def done(self, ticket):
+        job = ticket.job
+        if ticket.cancelled or self.chance(0.05):
+            return StoreResult({}, "away", self.chance(0.5))
+        if job.what == "save":
+            assert self.values(job) == ticket.before, "blocks were overwritten while they were saved"
+        return StoreResult(
+            {
+                spec: [self._one(job.what, spec, ref, block) for ref, block in _pairs(refs, blocks)]
+                for spec, (refs, blocks) in job.blocks.items()
+            }
+        )
+
+    def _one(self, what, spec, ref, block):
+        numbers, name = self.shelf.numbers, (spec, ref.key)
+        if self.chance(0.05):
+            numbers.pop(name, None)
+        if what in ("ask", "touch"):
+            return name in numbers or self.chance(0.05)
+        if what == "load" and name in numbers:
+            self.device.copy(spec, DEVICE, self.shelf.device, STORE, numbers[name], block)
+        elif what == "save":
+            self.shelf.put(name, self.device, block)
+        return name in numbers
+
+
+def _pairs(refs, blocks):
+    return zip(refs, blocks, strict=True) if blocks else [(ref, None) for ref in refs]
+
+
+class StoreRig:
+    """What an engine does with a store. `tier`: for the scheduler, which is then to be attached."""
+
+    def __init__(self, caches, store):
+        self.tier, self.store = StoreTier(caches.specs), store
+
+    def attach(self, scheduler):
+        times = StoreTimes(ask_s=20.0, save_s=50.0, full_s=20.0)
+        self.stored = Stored(scheduler, self.store, self.tier, times)
+        self.copies = Copies(scheduler, {STORE: self.stored}, self.stored)
+        scheduler.asking.patience_s, scheduler.fetching.least_s = 4.0, 8.0
+
+    def turn(self, now):
+        """One turn of the engine. Returns the sequences that wait again or go elsewhere."""
+        lost = self.copies.turn(now)
+        self.copies.begin(now)
+        return lost
+
+    @property
+    def busy(self):
+        """Whether blocks are held for copies, or wait to be saved."""
+        return self.copies.holding or self.stored.waiting

@@ -1,0 +1,199 @@
+"""A shared store from a scheduler's side: what is asked, loaded, saved, and what happens when it does not come."""
+
+import pytest
+
+from hydrainfer.cache import CacheSet
+from hydrainfer.core import Lane, Role
+from hydrainfer.scheduler import Budgets, Scheduler
+from tests.cache.other_kinds import STATE, WINDOW
+from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
+from tests.scheduler.store import FakeStore, Shelf, StoreRig
+
+pytestmark = pytest.mark.unit
+
+
+class Instance:
+    """A scheduler with a store on a `shelf`, driven a step a second."""
+
+    def __init__(self, shelf=None, sizes=None, slowest=1.0, **options):
+        self.now, self.device, self.said, self.computed = 0.0, FakeDevice(), {}, {}
+        self.caches = CacheSet(sizes or {KV: 200, EMBED: 20})
+        self.store = FakeStore(self.device, lambda: self.now, shelf=shelf or Shelf(), slowest=slowest)
+        self.rig = StoreRig(self.caches, self.store)
+        self.s = Scheduler(Role.parse("EPD"), self.caches, Budgets(tokens=64, **options), store=self.rig.tier)
+        self.rig.attach(self.s)
+
+    def step(self):
+        self.rig.turn(self.now)
+        for lane in Lane:
+            batch = self.s.next(self.now, lane).batch
+            if batch is None:
+                continue
+            for item in batch.work if lane is Lane.LANGUAGE else ():
+                if item.seq.n_produced == 0:
+                    self.computed[item.seq.id] = self.computed.get(item.seq.id, 0) + item.count
+            for outcome in self.s.apply(self.device.run(batch), self.now):
+                self.said.setdefault(outcome.seq.id, []).extend(outcome.tokens)
+        self.s.check()
+        self.now += 1.0
+
+    def serve(self, *requests, at_once=False):
+        """Until all have ended and nothing waits to be saved."""
+        for request in requests:
+            self.s.add(request, self.now)
+            if not at_once:
+                self.settle()
+        self.settle()
+        for request in requests:
+            assert self.said[request.id] == expected_tokens(request)
+        return self
+
+    def settle(self):
+        for _ in range(2000):
+            if not (self.s.n_running or self.s.n_waiting or self.s.fetching.live or self.rig.busy):
+                break
+            self.step()
+        self.caches.check(idle=True)
+
+    def jobs(self, what):
+        return [job for job in self.store.jobs if job.what == what]
+
+    @property
+    def stats(self):
+        return self.rig.stored.stats()
+
+
+def prompt(name, n_text=40, **more):
+    return make_request(name, n_text=n_text, max_tokens=3, salt=b"", **more)
+
+
+@pytest.mark.parametrize("more", [{}, {WINDOW: 60}, {STATE: 40}, {WINDOW: 60, STATE: 40}], ids=str)
+@pytest.mark.parametrize("pictures", [(), (1, 2)], ids=["text", "pictures"])
+def test_another_instance_loads_what_one_has_computed(more, pictures):
+    sizes, shelf = {KV: 200, EMBED: 20, **more}, Shelf()
+    Instance(shelf, sizes).serve(prompt("a", pictures=pictures))
+    later = Instance(shelf, sizes).serve(prompt("b", pictures=pictures))
+    n_prompt = prompt("x", pictures=pictures).n_prompt
+    assert later.computed["b"] == n_prompt - (n_prompt - 1) // 4 * 4
+    assert not later.device.n_encoded and later.stats.n_lost == 0
+
+
+def test_what_is_here_is_not_loaded_and_what_is_not_worth_it_neither():
+    shelf = Shelf()
+    Instance(shelf).serve(prompt("a"))
+    here = Instance(shelf).serve(prompt("b"), prompt("c"))
+    assert len(here.jobs("load")) == 1 and here.computed["c"] == 4
+    slow = Instance(shelf)
+    slow.rig.tier.byte_s = 1e6
+    slow.serve(prompt("d"))
+    assert not slow.jobs("load") and slow.computed["d"] == 40
+
+
+def test_a_request_waits_for_an_answer_no_longer_than_a_moment():
+    late = Instance(slowest=0.0)
+    late.store.slowest = 1e6
+    late.s.add(prompt("a"), 0.0)
+    for _ in range(8):
+        late.step()
+    assert late.said["a"] == expected_tokens(prompt("a"))
+
+
+def test_two_with_one_prefix_load_it_once():
+    shelf = Shelf()
+    Instance(shelf).serve(prompt("a"))
+    both = Instance(shelf).serve(prompt("b"), prompt("c"), prompt("d"), at_once=True)
+    assert both.stats.n_loaded == 9 and both.computed == {"b": 4, "c": 4, "d": 4}
+
+
+def test_a_block_that_does_not_come_is_struck_and_what_is_before_it_loaded_again():
+    shelf = Shelf()
+    first = Instance(shelf).serve(prompt("a"))
+    (save,) = first.jobs("save")
+    refs, _ = save.blocks["kv"]
+    second = Instance(shelf, slowest=0.5)
+    second.s.add(prompt("b"), 0.0)
+    while not second.jobs("load"):
+        second.step()
+    del shelf.numbers["kv", refs[5].key]
+    second.settle()
+    assert second.said["b"] == expected_tokens(prompt("b"))
+    assert [len(job.blocks["kv"][0]) for job in second.jobs("load")] == [9, 5]
+    assert second.computed["b"] == 20 and second.stats.n_lost == 1
+    assert ("kv", refs[5].key) in shelf.numbers, "what was computed again is saved again"
+
+
+def test_a_load_that_takes_too_long_is_left_behind_and_its_room_comes_back():
+    shelf = Shelf()
+    Instance(shelf).serve(prompt("a"))
+    second = Instance(shelf, slowest=0.0)
+    second.s.add(prompt("b"), 0.0)
+    second.step()
+    second.store.slowest = 1e9
+    for _ in range(40):
+        second.step()
+        if second.jobs("load"):
+            second.store.slowest = 0.0
+    assert second.said["b"] == expected_tokens(prompt("b")) and second.computed["b"] == 40
+    assert second.stats.n_late == 1 and second.stats.n_failures and second.rig.copies.holding
+    for copy in second.rig.copies._running:
+        copy.completion._ticket.at = 0.0
+    second.settle()
+
+
+def test_a_store_that_fails_is_left_alone_for_longer_each_time():
+    away = Instance(slowest=0.0)
+    away.store.bad, away.store.chance = True, lambda p: p == 0.05  # every job fails
+    for i in range(40):
+        away.s.add(prompt(f"r{i}", n_text=9 + i), away.now)
+        away.step()
+        away.step()
+    asked = away.jobs("ask")
+    assert 3 <= len(asked) <= 8 and away.stats.n_failures >= 3
+    away.settle()
+
+
+def test_a_cancelled_one_gives_its_room_back_when_its_load_is_over():
+    shelf = Shelf()
+    Instance(shelf).serve(prompt("a"))
+    second = Instance(shelf, slowest=0.0)
+    second.s.add(prompt("b"), 0.0)
+    second.step()
+    second.store.slowest = 6.0
+    while not second.jobs("load"):
+        second.step()
+    assert second.s.cancel("b")
+    second.settle()
+    second.serve(prompt("c"))
+
+
+def test_blocks_are_saved_in_the_order_of_their_chain_a_few_at_a_time():
+    one = Instance(sizes={KV: 160, EMBED: 4}).serve(prompt("a", 320))
+    saves = one.jobs("save")
+    assert all(job.n_blocks <= 160 // 16 for job in saves) and len(saves) >= 8
+    numbers = [ref.number for job in saves for ref in job.blocks["kv"][0]]
+    assert numbers == list(range(80)) and one.stats.n_saved == 80
+
+
+def test_what_is_evicted_before_its_turn_is_skipped_with_what_follows_it():
+    one = Instance(sizes={KV: 30, EMBED: 4}, slowest=60.0)
+    requests = [make_request(f"r{i}", n_text=60, max_tokens=3, salt=b"%d" % i) for i in range(12)]
+    one.serve(*requests, at_once=True)
+    assert one.stats.n_skipped > 0
+    by_root = {}
+    for job in one.jobs("save"):
+        for ref in job.blocks["kv"][0]:
+            by_root.setdefault(ref.group, []).append(ref.number)
+    assert all(numbers == list(range(len(numbers))) for numbers in by_root.values()), "a hole in a chain"
+
+
+def test_what_is_hot_here_is_touched_there_once_a_minute_and_what_is_lost_saved_again():
+    one = Instance(slowest=0.0).serve(prompt("a"))
+    key = next(iter(one.store.shelf.numbers))
+    one.serve(prompt("b"), prompt("c"))
+    assert len(one.jobs("touch")) == 1
+    del one.store.shelf.numbers[key]
+    one.serve(prompt("d"))
+    assert key not in one.store.shelf.numbers
+    one.now += 60.0
+    one.serve(prompt("e"))
+    assert key in one.store.shelf.numbers and len(one.jobs("touch")) == 2
