@@ -140,8 +140,8 @@ def bookkeeping(specs: Sequence[CacheSpec], n_tokens: int = 4096, n_times: int =
         keys = timed("keys_s", lambda: chain_of(chain_root(b""), ids, FULL.block_tokens))
         request = Request(id=f"r{i}", prompt_ids=ids, sampling=SamplingParams(), max_tokens=9, seed=0, keys=keys)
         seq = LiveSequence(request, (0.0, 0), 0.0)
-        hit = timed("look_up_s", partial(room.match, seq, visit))
-        timed("next_look_up_s", partial(room.match, seq, visit))
+        hit = timed("look_up_s", partial(room.finder.match, seq, visit))
+        timed("next_look_up_s", partial(room.finder.match, seq, visit))
         assert hit.n_tokens == (n_tokens if i else 0)
         assert room.reserve(seq, hit, visit)
         while seq.n_computed < n_tokens:  # in chunks, where a window holds no more

@@ -21,8 +21,8 @@ try:
     from rich.markup import escape
     from typer.core import TyperGroup
 
-    from hydrainfer import benching, builtin, profiling
-    from hydrainfer.config import ServeConfig, load, read_layout
+    from hydrainfer import benching, builtin, profiling, storing
+    from hydrainfer.config import ServeConfig, load, read_layout, stores_of
     from hydrainfer.core import HydraError
     from hydrainfer.flags import with_flags
     from hydrainfer.machine import let_threads_spin, limit_compiled_products
@@ -84,12 +84,13 @@ def serve(config_file: _ConfigFile = None, **flags: str | None) -> None:
 
 
 def _begin(config: ServeConfig, console: Console) -> None:
-    """Check the model and the layout, and say that a server starts. Called before the modules that take seconds to
-    import. Raises `ConfigError` or `CheckpointError`."""
+    """Check the model, the layout and the stores, and say that a server starts. Called before the modules that take
+    seconds to import. Raises `ConfigError` or `CheckpointError`."""
     from hydrainfer.checkpoint import architecture_of, model_folder, name_of
+    from hydrainfer.stores import check_stores
 
-    if config.layout != "auto":
-        read_layout(config.layout)
+    specs = () if config.layout == "auto" else read_layout(config.layout)
+    check_stores(config, specs)
     folder = model_folder(config)
     architecture_of(folder)
     console.print(f"starting {name_of(folder)}, layout {config.layout}", markup=False, highlight=False, soft_wrap=True)
@@ -123,17 +124,24 @@ def demo(
 app.add_typer(benching.app, name="bench")
 app.command()(benching.trace)
 app.command(cls=profiling.ProfileCommand)(profiling.profile)
+app.command()(storing.store)
 
 
 @app.command()
 def doctor(
+    config_file: _ConfigFile = None,
     port: Annotated[int, typer.Option(help="The port that a server would listen on.", min=0, max=65535)] = 8000,
+    store: Annotated[
+        str | None, typer.Option(help="As --store of `serve`: look at it, too. Default: that of --config, if any.")
+    ] = None,
     serve: Annotated[bool, typer.Option(help="Also start servers, one of them with Ray.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per finding.")] = False,
 ) -> None:
     """Say what this machine has, what is chosen of it, and whether a server works here."""
     from hydrainfer.doctor import CheckResult, examine, report
 
+    config = load({"store": store} if store is not None else {}, config_file, os.environ).config
+    stores = stores_of(config, () if config.layout == "auto" else read_layout(config.layout))
     console = Console(highlight=False)
     marks = {"ok": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
 
@@ -144,7 +152,7 @@ def doctor(
             console.print(f"{marks[finding.state]} [bold]{finding.name}[/bold]: {escape(finding.says)}", soft_wrap=True)
 
     with nullcontext() if as_json else console.status("kernels are compiled the first time, servers take a minute"):
-        works = report(examine(port, serve), say)
+        works = report(examine(port, serve, stores), say)
     if not as_json:
         console.print(
             "\nready: [bold]hydrainfer serve[/bold]" if works else "\nwhat is marked bad keeps it from serving"

@@ -6,16 +6,20 @@ import resource
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.console import Console
 
 from hydrainfer import builtin, machine
 from hydrainfer.config import load
-from hydrainfer.core import HydraError
+from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.version import __version__
+
+if TYPE_CHECKING:
+    from hydrainfer.stores import Contents, Place, Trial
 
 GIB = 1 << 30
 _PACKAGES = ("torch", "transformers", "ray", "fastapi", "pyzmq", "llguidance", "av", "flashinfer-python", "decord")
@@ -36,8 +40,9 @@ class CheckResult(NamedTuple):
     says: str
 
 
-def examine(port: int, serve: bool) -> Iterator[CheckResult]:
-    """The results of all checks, one after the other. `serve`: also start servers, which takes about a minute."""
+def examine(port: int, serve: bool, stores: Sequence[str] = ()) -> Iterator[CheckResult]:
+    """The results of all checks, one after the other. `serve`: also start servers, which takes about a minute.
+    `stores`: the shared stores that servers are to use, if any."""
     yield CheckResult("hydrainfer", "ok", __version__)
     yield CheckResult("packages", "ok", ", ".join(f"{name} {v}" for name, v in machine.versions(_PACKAGES).items()))
     yield _machine()
@@ -49,6 +54,8 @@ def examine(port: int, serve: bool) -> Iterator[CheckResult]:
     yield _port(port)
     yield _shared_memory()
     yield _folder()
+    for store in stores:
+        yield from _store(store)
     if serve:
         yield _tried("server", {}, "one EPD instance in this process")
         ray = {"layout": "1E1PD", "launcher": "ray", "start_timeout_s": 180.0, "log_level": "error"}
@@ -178,6 +185,59 @@ def _folder() -> CheckResult:
         return CheckResult("folder", "bad", e.message)
     folder.remove()
     return CheckResult("folder", "ok", f"runs keep their sockets and logs in {folder.path.parent}")
+
+
+def _store(text: str) -> Iterator[CheckResult]:
+    """Whether a server can use each place of a shared store."""
+    from hydrainfer.stores import parse_places
+
+    try:
+        places = parse_places(text)
+    except ConfigError as e:
+        yield CheckResult("store", "bad", e.message)
+        return
+    for place in places:
+        yield _place(place)
+
+
+def _place(place: Place) -> CheckResult:
+    """Open a place as a server does, write to it and read from it. What is written is removed again."""
+    from hydrainfer.stores import Root, StoreError, check_folder, open_places, remove_trial, try_out
+
+    try:
+        check_folder(place)
+        with closing(open_places([place], Root(bytes(16), {"model": "hydrainfer doctor"}))) as shared:
+            contents = shared.contents()
+            trial = try_out(shared)
+            remove_trial(shared)
+    except ConfigError as e:
+        return CheckResult("store", "bad", e.message)
+    except StoreError as e:
+        return CheckResult("store", "note", f"{e}; a server starts without it, and tries again")
+    return _opened(place, contents, trial)
+
+
+def _opened(place: Place, contents: Contents, trial: Trial) -> CheckResult:
+    """What a place holds, its limit and its speed, and what is wrong with them."""
+    from hydrainfer.stores import FolderAddress
+
+    address, limit_bytes = place.address, contents.limit_bytes
+    says = f"{place.name}: {contents.n_bytes / GIB:.2f} GiB in use, no limit is set"
+    if limit_bytes is not None:
+        says = f"{place.name}: {contents.n_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB in use"
+    if trial.byte_s:
+        says += f"; blocks just written are read at {1 / trial.byte_s / GIB:.2g} GiB/s"
+    if trial.full:
+        return CheckResult("store", "note", f"{says}; blocks are read, but none are written: {trial.full}")
+    if isinstance(address, FolderAddress):
+        free = shutil.disk_usage(address.path).free
+        says += f"; {free / GIB:.2f} GiB of the disk are free"
+        if address.limit_bytes - contents.n_bytes > free:
+            return CheckResult("store", "note", f"{says}, which is less than the limit allows: lower gib")
+    elif limit_bytes is None and address.ttl_s is None:
+        hint = "set maxmemory and an eviction policy there, or ttl_s here"
+        return CheckResult("store", "note", f"{says}; nothing removes old blocks: {hint}")
+    return CheckResult("store", "ok", f"{says}; it can be read and written")
 
 
 def _tried(name: str, options: dict[str, object], what: str) -> CheckResult:

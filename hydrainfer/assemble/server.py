@@ -44,6 +44,7 @@ from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processo
 from hydrainfer.scheduler import Policy
 from hydrainfer.server import Intake, OverloadControl, Sessions, Traces, open_traces
 from hydrainfer.storage import check_transport
+from hydrainfer.stores import check_stores
 
 _QUEUE_S = 10.0  # of waiting work, if no SLO limits it
 
@@ -95,6 +96,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     """Load the model and start the engines. Raises `ConfigError` or `CheckpointError` with a message of one line."""
     specs = read_layout(config.layout)
     check_backends(config)
+    check_stores(config, specs)
     fetcher = Fetcher(fetch_limits(config))
     parsed = parse_config(model_folder(config))
     model = parsed.model

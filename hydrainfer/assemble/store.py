@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
 from hydrainfer.assemble.sizes import GIB
-from hydrainfer.cache import BlockName, CacheSpec, StoreTier
+from hydrainfer.cache import CacheSpec, StoreTier
 from hydrainfer.checkpoint import ModelConfig, is_hub_name, model_folder, name_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.engine import Stored
@@ -23,11 +22,10 @@ from hydrainfer.stores import (
     StoreError,
     open_places,
     parse_places,
+    try_out,
 )
 
 _log = logging.getLogger(__name__)
-_PROBE_BLOCKS, _PROBE_BYTES = 8, 1 << 20
-_PROBE = "probe"
 
 
 class OpenStore(NamedTuple):
@@ -51,7 +49,7 @@ def open_store(config: ServeConfig, described: ModelConfig, dtype: str, specs: M
         tier.failed(time.monotonic())
         return OpenStore(shared, tier, f"{shared.place}, not reached")
     limit = "" if contents.limit_bytes is None else f" of {contents.limit_bytes / GIB:.3g}"
-    held = f"{contents.n_blocks:,} blocks, {contents.n_bytes / GIB:.3g}{limit} GiB"
+    held = f"{contents.n_blocks:,} blocks, {contents.n_bytes / GIB:.2f}{limit} GiB"
     speed = f", read at {1 / tier.byte_s / GIB:.2g} GiB/s" if tier.byte_s else ""
     return OpenStore(shared, tier, f"{shared.place}: {held}{speed}")
 
@@ -74,15 +72,8 @@ def _root(config: ServeConfig, described: ModelConfig, dtype: str) -> Root:
 
 
 def _byte_s(shared: SharedStore) -> float:
-    """Seconds per byte read, from a few blocks that are written for it; 0 if they cannot be."""
-    names = [BlockName(blake2b(b"%d" % i, digest_size=16).digest(), _PROBE, i, b"") for i in range(_PROBE_BLOCKS)]
-    data = [memoryview(os.urandom(_PROBE_BYTES)) for _ in names]
-    try:
-        n = shared.write(names, data)
-    except StoreError:
-        n = 0
-    into = [memoryview(bytearray(_PROBE_BYTES)) for _ in names[:n]]
-    start_s = time.perf_counter()
-    there = shared.read(names[:n], into)
-    took_s = time.perf_counter() - start_s
-    return took_s / (sum(there) * _PROBE_BYTES) if any(there) else 0.0
+    """Seconds per byte read, 0 if that is not known. Raises `StoreError`."""
+    trial = try_out(shared)
+    if trial.full:
+        _log.warning("%s; nothing is written to the store until there is room", trial.full)
+    return trial.byte_s

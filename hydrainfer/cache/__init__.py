@@ -5,6 +5,7 @@ kind of state is a subclass of `CacheSpec`.
 """
 
 from hydrainfer.cache.arena import CacheSizes, Split, padded, share_memory
+from hydrainfer.cache.host import HostTier, Lowering
 from hydrainfer.cache.kinds import EmbedSpec, FullSpec, WindowSpec, specs_of
 from hydrainfer.cache.leases import CacheSet, Hit, Lease
 from hydrainfer.cache.pool import BlockPool, SlidingPool
@@ -42,7 +43,9 @@ __all__ = [
     "Found",
     "FullSpec",
     "Hit",
+    "HostTier",
     "Lease",
+    "Lowering",
     "Part",
     "Pulls",
     "Scan",

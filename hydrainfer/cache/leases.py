@@ -162,6 +162,13 @@ class CacheSet:
         lease.blocks.setdefault(spec, []).extend(blocks)
         return lease
 
+    def drop(self, lease: Lease, spec: str, blocks: Sequence[int]) -> None:
+        """Give some blocks of a lease back."""
+        held = lease.blocks[spec]
+        for block in blocks:
+            held.remove(block)
+        self.pools[spec].drop(blocks)
+
     def rename(self, lease: Lease, owner: str) -> None:
         """Give the lease another owner, so that the old one may reserve again."""
         assert owner not in self._leases, f"{owner} already holds a lease"

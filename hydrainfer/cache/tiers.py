@@ -34,7 +34,9 @@ class Tier(Protocol):
     back is told by `Copies`. `version`: changes whenever the result of `find` may change."""
 
     name: str
-    version: int
+
+    @property
+    def version(self) -> int: ...
 
     def evicted(self, spec: str, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
         """The device gives up these blocks, which have these keys. They are overwritten once this returns, so whoever

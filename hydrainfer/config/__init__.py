@@ -6,8 +6,8 @@ places of files.
 
 from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.folders import cache_folder
-from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher, read_layout, settle
-from hydrainfer.config.load import ENV_PREFIX, Loaded, load, options
+from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher, read_layout, settle, stores_of
+from hydrainfer.config.load import ENV_PREFIX, STORE_PASSWORD, STORE_USERNAME, Loaded, load, options
 from hydrainfer.config.read import check_known, converted, locate, read_yaml
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
 from hydrainfer.config.slo import Slo, inline_slo, is_slo_part, parse_slo, read_slo
@@ -16,6 +16,8 @@ from hydrainfer.config.table import config_table
 __all__ = [
     "ENV_PREFIX",
     "MEASURE_MINUTES",
+    "STORE_PASSWORD",
+    "STORE_USERNAME",
     "InstanceSpec",
     "Loaded",
     "MachineShare",
@@ -38,4 +40,5 @@ __all__ = [
     "read_slo",
     "read_yaml",
     "settle",
+    "stores_of",
 ]

@@ -111,6 +111,12 @@ def settle(specs: Sequence[InstanceSpec], config: ServeConfig, on_gpu: bool) -> 
     return tuple(spec._replace(share=settled(spec.share)) for spec in specs)
 
 
+def stores_of(config: ServeConfig, specs: Sequence[InstanceSpec]) -> list[str]:
+    """The shared stores of these instances, each once, as they are written; that of the options if there are none."""
+    texts = [spec.own.get("store", config.store) for spec in specs] or [config.store]
+    return list(dict.fromkeys(text for text in texts if text is not None))
+
+
 def choose_launcher(config: ServeConfig, specs: Sequence[InstanceSpec]) -> Literal["inproc", "ray"]:
     """The launcher of the instances. With auto it is Ray for several instances, or if there is something to place.
     Raises `ConfigError` if `inproc` cannot do what is asked."""

@@ -17,6 +17,8 @@ from hydrainfer.config.schema import ServeConfig
 from hydrainfer.core import ConfigError
 
 ENV_PREFIX = "HYDRAINFER_"
+STORE_PASSWORD, STORE_USERNAME = ENV_PREFIX + "STORE_PASSWORD", ENV_PREFIX + "STORE_USERNAME"
+"""Variables that are no options, so that no flag, file or message holds their values."""
 _OF_SERVICE = {
     r"SERVICE_HOST|PORT_\d+_(TCP|UDP|SCTP)_ADDR": r"[\d.]+|[\da-f]*:[\da-f:.]+",
     r"SERVICE_PORT(_[A-Z\d_]+)?|PORT_\d+_(TCP|UDP|SCTP)_PORT": r"\d+",
@@ -29,8 +31,8 @@ name, and of their values."""
 _GUARDS = ("api_key", "tenants", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "media_domains")
 """Options that protect the server. An empty value, as of an unset shell variable, must not turn them off."""
 
-_SECRETS = ("api_key",)
-"""Options whose values no message shows."""
+_SECRETS = ("api_key", "store")
+"""Options whose values no message shows. No password belongs into a store's address, but somebody may write one."""
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _SIGNS = {">=": "of at least", "<=": "up to", ">": "above", "<": "below"}
@@ -68,15 +70,16 @@ def load(
     given: str = "flag",
 ) -> Loaded:
     """Load the configuration. `flags` holds only the given flags, and `given` is what messages call one. Variables in
-    `environ` that Kubernetes sets for a service are ignored. Raises `ConfigError` that names the source, the key and
-    the accepted values."""
+    `environ` are ignored that Kubernetes sets for a service, or that hold the user and password of a store. Raises
+    `ConfigError` that names the source, the key and the accepted values."""
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if yaml_path is not None:
         layers.append((str(yaml_path), read_yaml(yaml_path)))
     for key, text in sorted((environ or {}).items()):
-        if key.startswith(ENV_PREFIX) and not _is_of_service(key, text):
+        is_ours = key.startswith(ENV_PREFIX) and key not in (STORE_PASSWORD, STORE_USERNAME)
+        if is_ours and not _is_of_service(key, text):
             layers.append((key, {key.removeprefix(ENV_PREFIX).lower(): text}))
     layers.append((given, flags))
     known = [o.name for o in options()]

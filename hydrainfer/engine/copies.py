@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from hydrainfer.cache import DEVICE, Lowering, Pulls
 from hydrainfer.core import ExportHandle, LiveSequence, StoreStats
 from hydrainfer.engine.ports import CopyTicket, Puller
 from hydrainfer.engine.stored import Stored
@@ -17,8 +18,8 @@ _NEVER = float("inf")
 class Mover(Protocol):
     """Copies blocks from one tier."""
 
-    def begin(self, shift: Shift, now: float) -> CopyTicket | None:
-        """Begin a copy; None if nothing is to be copied."""
+    def begin(self, source: str, pulls: Pulls, now: float) -> CopyTicket | None:
+        """Begin a copy from the tier `source`; None if nothing is to be copied."""
 
     def close(self) -> None: ...
 
@@ -30,10 +31,10 @@ class TierMover:
     def __init__(self, puller: Puller, exports: Mapping[str, dict[str, ExportHandle]]) -> None:
         self._puller, self._exports = puller, exports
 
-    def begin(self, shift: Shift, now: float) -> CopyTicket | None:  # noqa: ARG002 - as all movers
-        exports = self._exports[shift.source]
-        sources = {spec: exports[spec] for spec in shift.pulls.blocks}
-        return self._puller.pull(sources, shift.pulls) if sources else None
+    def begin(self, source: str, pulls: Pulls, now: float) -> CopyTicket | None:  # noqa: ARG002 - as all movers
+        exports = self._exports[source]
+        sources = {spec: exports[spec] for spec in pulls.blocks}
+        return self._puller.pull(sources, pulls) if sources else None
 
     def close(self) -> None:
         self._puller.close()
@@ -60,11 +61,14 @@ class Copies:
         self.stored = stored
         self._scheduler, self._movers = scheduler, movers
         self._running: list[_Running] = []
+        self._lowering: tuple[Lowering, CopyTicket | None] | None = None
 
     def turn(self, now: float) -> list[LiveSequence]:
         """Poll copies, and take back requests that find room. Returns the sequences that wait again,
         or go on elsewhere."""
         lost = self._poll(now) if self._running else []
+        if self._lowering is not None:
+            self._poll_lowering(self._lowering, now)
         if self.stored is not None:
             self.stored.turn(now)
         self.begin(now)
@@ -87,13 +91,24 @@ class Copies:
                     lost.append(copy.shift.seq)
         return lost
 
+    def _poll_lowering(self, running: tuple[Lowering, CopyTicket | None], now: float) -> None:
+        lowering, ticket = running
+        ok = True if ticket is None else ticket.poll(now)
+        if ok is not None and self._scheduler.host is not None:
+            self._lowering = None
+            self._scheduler.host.lowered(lowering, ok=ok)
+
     def begin(self, now: float) -> None:
         """Start the copies of requests that can be taken back now, that were preempted, or that found some of their
         beginning in another tier, and what is to be done with the store."""
         if self.stored is not None:
             self.stored.start(now)
         for shift in self._scheduler.shifts():
-            self._running.append(_Running(shift, now, self._movers[shift.source].begin(shift, now)))
+            ticket = self._movers[shift.source].begin(shift.source, shift.pulls, now)
+            self._running.append(_Running(shift, now, ticket))
+        host = self._scheduler.host
+        if host is not None and self._lowering is None and (lowering := host.lower()) is not None:
+            self._lowering = lowering, self._movers[DEVICE].begin(DEVICE, lowering.pulls, now)
 
     def wake_at(self) -> float:
         """The time at which the first copy is done or late; infinity if it is not known before the engine is woken."""
@@ -102,6 +117,9 @@ class Copies:
             ready = float("-inf") if copy.completion is None else copy.completion.ready_at()
             late_s = _NEVER if copy.late else copy.began_s + copy.shift.limit_s
             wake_at = min(wake_at, late_s if ready is None else ready)
+        if self._lowering is not None and self._lowering[1] is not None:
+            ready = self._lowering[1].ready_at()
+            wake_at = wake_at if ready is None else min(wake_at, ready)
         return wake_at
 
     @property
@@ -112,7 +130,7 @@ class Copies:
     @property
     def holding(self) -> bool:
         """Whether blocks are held for copies that no request waits for."""
-        return bool(self._running) or (self.stored is not None and self.stored.saving)
+        return bool(self._running or self._lowering) or (self.stored is not None and self.stored.saving)
 
     def store_stats(self) -> StoreStats | None:
         return None if self.stored is None else self.stored.stats()

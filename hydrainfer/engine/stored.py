@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from hydrainfer.cache import BlockRef, StoreJob, StoreResult, StoreTier
+from hydrainfer.cache import BlockRef, Pulls, StoreJob, StoreResult, StoreTier
 from hydrainfer.core import StoreStats
 from hydrainfer.engine.ports import StoreClient, StoreTicket
-from hydrainfer.scheduler import Ask, Save, Scheduler, Shift, Touch
+from hydrainfer.scheduler import Ask, Save, Scheduler, Touch
 
 _log = logging.getLogger(__name__)
 _NEVER = float("inf")
@@ -49,10 +49,10 @@ class Stored:
 
     # ---- loads, for `Copies`
 
-    def begin(self, shift: Shift, now: float) -> _Load | None:
+    def begin(self, source: str, pulls: Pulls, now: float) -> _Load | None:  # noqa: ARG002 - as all movers
         """Begin to load blocks."""
         blocks: dict[str, tuple[list[BlockRef], list[int]]] = {}
-        for spec, (theirs, ours) in shift.pulls.blocks.items():
+        for spec, (theirs, ours) in pulls.blocks.items():
             refs = [self._tier.ref(block) for block in theirs]
             blocks[spec] = [ref for ref in refs if ref is not None], ours
         if any(len(refs) < len(ours) for refs, ours in blocks.values()):  # forgotten since: a miss

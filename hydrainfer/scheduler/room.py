@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Fetch, Hit, Lease, Pulls
+from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Fetch, Hit, HostTier, Lease, Pulls
 from hydrainfer.core import LiveSequence, Request, Stage
 from hydrainfer.scheduler.finding import Finder, Visit
 from hydrainfer.scheduler.saving import Saving
@@ -19,6 +19,7 @@ class SequenceRoom:
         self.caches = caches
         self.finder = finder or Finder(caches)
         self.saving = Saving(caches)
+        self.host: HostTier | None = None
         caches.keep_evicted([*self.finder.tiers.values()])
         self._headroom = headroom_tokens
         self._leases: dict[str, Lease] = {}
@@ -244,8 +245,11 @@ class SequenceRoom:
         known = self.finder.keys_of(seq)[spec.name]
         if keys := known[numbers.start : numbers.stop]:
             seq.hold.remapped += self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys)
+            published = range(numbers.start, numbers.start + len(keys))
             if computed:
-                self.saving.published(spec.name, known, range(numbers.start, numbers.start + len(keys)))
+                self.saving.published(spec.name, known, published)
+            if computed and self.host is not None:
+                self.host.published(spec.name, known, published)
 
     def encoded(self, seq: LiveSequence, index: int) -> None:
         """Note that the embeddings of picture `index` are written, so that others may find them."""

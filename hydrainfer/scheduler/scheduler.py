@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hydrainfer.cache import CacheSet, Pulls, StoreTier, Tier
+from hydrainfer.cache import CacheSet, HostTier, Pulls, StoreTier, Tier
 from hydrainfer.core import (
     Duties,
     EncodeWork,
@@ -72,9 +72,11 @@ class Scheduler:
         self.budgets = budgets
         self.policy = policy or Policy()
         self._order = Order(self.duties, self.policy)
-        finder = Finder(caches, [*tiers, *([] if store is None else [store])], self._order.pace.seconds)
+        self.host = HostTier(caches, host) if host and host.specs and self.duties.runs(Stage.PREFILL) else None
+        others = [tier for tier in (self.host, *tiers, store) if tier is not None]
+        finder = Finder(caches, others, self._order.pace.seconds)
         self.room = SequenceRoom(caches, self.policy.headroom_tokens, finder)
-        self.room.saving.on = store is not None
+        self.room.saving.on, self.room.host = store is not None, self.host
         self.asking = Asking(finder, store)
         self.drafts = Drafts(self.room, drafting or Drafting())
         self.encoding: dict[str, LiveSequence] = {}

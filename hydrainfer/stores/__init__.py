@@ -5,16 +5,30 @@ instance or what a block is worth.
 """
 
 from hydrainfer.cache import BlockName
-from hydrainfer.stores.places import open_places, parse_places
-from hydrainfer.stores.port import Contents, Root, SharedStore, StoreError, StoreFull
+from hydrainfer.stores.address import FolderAddress
+from hydrainfer.stores.places import Place, check_folder, check_stores, open_places, parse_places
+from hydrainfer.stores.port import Contents, KindRow, Root, SharedStore, StoreError, StoreFull
+from hydrainfer.stores.tools import PlaceTools, tools_of
+from hydrainfer.stores.trial import TRIAL_KIND, Trial, remove_trial, try_out
 
 __all__ = [
+    "TRIAL_KIND",
     "BlockName",
     "Contents",
+    "FolderAddress",
+    "KindRow",
+    "Place",
+    "PlaceTools",
     "Root",
     "SharedStore",
     "StoreError",
     "StoreFull",
+    "Trial",
+    "check_folder",
+    "check_stores",
     "open_places",
     "parse_places",
+    "remove_trial",
+    "tools_of",
+    "try_out",
 ]

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from hydrainfer.config import STORE_PASSWORD as PASSWORD
+from hydrainfer.config import STORE_USERNAME as USERNAME
 from hydrainfer.core import ConfigError
-
-PASSWORD = "HYDRAINFER_STORE_PASSWORD"
-USERNAME = "HYDRAINFER_STORE_USERNAME"
 
 _GIB = 1 << 30
 _DEFAULT_GIB = 16.0

@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from hydrainfer.cache import BlockName
 from hydrainfer.stores.block_file import HEADER_BYTES, header_of, is_whole, read_block
@@ -32,25 +31,14 @@ from hydrainfer.stores.folder import (
     on_disk,
     remove,
 )
-from hydrainfer.stores.port import Contents, Root, StoreError, StoreFull
+from hydrainfer.stores.port import Contents, KindRow, Root, StoreError, StoreFull
 
 _GOAL = 0.9  # of the limit, when room is made
 _LONGEST = 0.8  # of the limit, what one call writes: making room for its last block must not cost its first
 _TOGETHER = 32  # blocks that are reserved, and open, at a time
+_TRIAL_BYTES = 1 << 20  # a disk with less room is full
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a block's place must not stop us
 _UNRELATED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}  # to the one block
-
-
-class KindRow(NamedTuple):
-    """The blocks of one kind below one root. `about`: the root's. `n_bytes`: on disk. `oldest_s` and `newest_s`: how
-    long ago the one longest unused and the last one were used."""
-
-    about: dict[str, str]
-    kind: str
-    n_blocks: int
-    n_bytes: int
-    oldest_s: float
-    newest_s: float
 
 
 class FileStore:
@@ -299,12 +287,19 @@ class FileStore:
 
 
 def summary(folder: Path) -> list[KindRow]:
-    """What a folder holds: a row per root and kind."""
+    """What a folder holds: a row per root and kind, with bytes on disk. Raises `StoreError`, as all below."""
     with _existing(folder) as place:
         groups: dict[tuple[str, str], list[File]] = {}
         for file in place.count().files:
             groups.setdefault((file.root, file.kind), []).append(file)
         return [_row(place.about(root), kind, files) for (root, kind), files in sorted(groups.items())]
+
+
+def contents(folder: Path, limit_bytes: int) -> Contents:
+    """The number of blocks, and what all files take on disk."""
+    with _existing(folder) as place:
+        census = place.count()
+        return Contents(len(census.files), census.n_bytes, limit_bytes)
 
 
 def clear(folder: Path) -> tuple[int, int]:
@@ -334,6 +329,23 @@ def check(folder: Path) -> tuple[int, int]:
         with place.locked() as account:
             place.recount(account)
     return n_good, n_broken
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder if there is none, and write a file to it, which is removed again."""
+    place, data = Folder(folder), memoryview(bytes(_TRIAL_BYTES))
+    with place.errors():
+        place.make()
+    with place.errors(writing=True), place.locked() as account:
+        account.add(_TRIAL_BYTES, 0)
+        try:
+            temp = place.temp(_TRIAL_BYTES)
+            try:
+                temp.fill(b"", data, time.time_ns())
+            finally:
+                temp.remove()
+        finally:
+            account.add(-_TRIAL_BYTES, 0)
 
 
 @contextmanager

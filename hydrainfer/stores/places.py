@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from hydrainfer.config import InstanceSpec, ServeConfig, stores_of
 from hydrainfer.core import ConfigError
 from hydrainfer.stores.address import (
     FolderAddress,
@@ -49,6 +50,30 @@ def parse_places(text: str) -> list[Place]:
         if names.count(name) > 1:
             raise ConfigError(f"{name} is named twice; leave one out", param="store")
     return places
+
+
+def check_stores(config: ServeConfig, specs: Sequence[InstanceSpec]) -> None:
+    """Check the stores of these instances before anything is loaded. Folders are made and written to where the
+    instances run on this machine. That is not repeated when an instance starts: once blocks were stored, a folder that
+    takes no more is still read. Raises `ConfigError`."""
+    for text in stores_of(config, specs):
+        places = parse_places(text)
+        if any(isinstance(place.address, ServerAddress) for place in places):
+            check_redis()
+        for place in places if config.ray_address is None else ():
+            check_folder(place)
+
+
+def check_folder(place: Place) -> None:
+    """Check that a place which is a folder can be written to. One that is absent is made. Raises `ConfigError`."""
+    if not isinstance(place.address, FolderAddress):
+        return
+    from hydrainfer.stores.files import check_writable
+
+    try:
+        check_writable(place.address.path)
+    except StoreError as e:
+        raise ConfigError(str(e), param="store") from e
 
 
 def open_places(places: Sequence[Place], root: Root, environ: Mapping[str, str] = os.environ) -> SharedStore:

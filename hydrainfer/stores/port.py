@@ -29,6 +29,18 @@ class Contents(NamedTuple):
     limit_bytes: int | None
 
 
+class KindRow(NamedTuple):
+    """The blocks of one kind below one root. `about`: the root's; empty if the store has lost it. `oldest_s` and
+    `newest_s`: how long ago the block longest unused and the last one were used; None if the store does not say it."""
+
+    about: dict[str, str]
+    kind: str
+    n_blocks: int
+    n_bytes: int
+    oldest_s: float | None
+    newest_s: float | None
+
+
 class StoreError(Exception):
     """The store cannot be used now, as a whole; one line for people. Blocks that are absent or broken are no errors."""
 

@@ -6,12 +6,15 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 import redis
 
 from hydrainfer.stores.address import server_address
+from hydrainfer.stores.port import Contents, KindRow, Root, StoreError
+from hydrainfer.stores.resp import RespStore
 from hydrainfer.stores.resp_client import RespClient
 from hydrainfer.stores.resp_values import HEADER_BYTES, PREFIX, contents_of, n_values, size_in, value_keys
 
@@ -20,35 +23,39 @@ _SCAN_KEYS = 500
 _READ_BLOCKS = 8  # whose values are in memory together
 
 
-class ServerRow(NamedTuple):
-    """The blocks of one kind below one root. `about`: the root's; empty if the server has lost it."""
-
-    about: dict[str, str]
-    kind: str
-    n_blocks: int
-    n_bytes: int
-
-
 def summary(
     url: str, environ: Mapping[str, str] = os.environ, connect: Callable[..., redis.Redis] = redis.Redis
-) -> list[ServerRow]:
-    """What a server holds: a row per root and kind. Raises `StoreError`."""
-    n_blocks: dict[tuple[str, str], int] = {}
-    n_bytes: dict[tuple[str, str], int] = {}
+) -> list[KindRow]:
+    """What a server holds: a row per root and kind. Looking does not make blocks count as used, if the server knows how
+    to. Raises `StoreError`."""
+    tallies: dict[tuple[str, str], _Tally] = {}
     with _client(url, environ, connect) as client:
+        with suppress(StoreError):  # Redis 7.2 and later
+            client.ask([("CLIENT", "NO-TOUCH", "ON")])
         for keys in _scan(client):
             blocks = [match for match in keys if match["kind"]]
+            idle = _idle_s(client, [match[0] for match in blocks])
             sizes = client.ask([("STRLEN", match[0]) for match in blocks])
-            for match, size in zip(blocks, sizes, strict=True):
-                row = match["root"], match["kind"]
-                n_blocks[row] = n_blocks.get(row, 0) + (not match["part"])
-                n_bytes[row] = n_bytes.get(row, 0) + (size if isinstance(size, int) else 0)
-        rows = sorted(n_blocks)
+            for match, size, idle_s in zip(blocks, sizes, idle, strict=True):
+                tally = tallies.setdefault((match["root"], match["kind"]), _Tally())
+                tally.n_bytes += size if isinstance(size, int) else 0
+                if not match["part"]:
+                    tally.n_blocks += 1
+                    tally.idle_s += [idle_s] if isinstance(idle_s, int) else []
+        rows = sorted(tallies)
         abouts = client.ask([("GET", f"{PREFIX}:{root}:about") for root, _ in rows])
-    return [
-        ServerRow(_about(about), kind, n_blocks[root, kind], n_bytes[root, kind])
-        for (root, kind), about in zip(rows, abouts, strict=True)
-    ]
+    return [tallies[row].row(_about(about), row[1]) for row, about in zip(rows, abouts, strict=True)]
+
+
+def contents(
+    url: str, environ: Mapping[str, str] = os.environ, connect: Callable[..., redis.Redis] = redis.Redis
+) -> Contents:
+    """What a server says that it holds, other data included. Raises `StoreError`."""
+    store = RespStore(url, Root(bytes(16), {}), environ, connect)
+    try:
+        return store.contents()
+    finally:
+        store.close()
 
 
 def clear(
@@ -119,6 +126,27 @@ def _about(data: object) -> dict[str, str]:
     except (ValueError, RecursionError):
         return {}
     return {str(key): str(value) for key, value in about.items()} if isinstance(about, dict) else {}
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is known of the blocks of one kind below one root. `idle_s`: for how long each has not been used."""
+
+    n_blocks: int = 0
+    n_bytes: int = 0
+    idle_s: list[int] = field(default_factory=list)
+
+    def row(self, about: dict[str, str], kind: str) -> KindRow:
+        oldest_s, newest_s = max(self.idle_s, default=None), min(self.idle_s, default=None)
+        return KindRow(about, kind, self.n_blocks, self.n_bytes, oldest_s, newest_s)
+
+
+def _idle_s(client: RespClient, keys: Sequence[str]) -> Sequence[object]:
+    """For how many seconds each key has not been used. Not every server says it, and none that counts uses (LFU)."""
+    try:
+        return client.ask([("OBJECT", "IDLETIME", key) for key in keys])
+    except StoreError:
+        return [None] * len(keys)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import random
 
-from hydrainfer.cache import DEVICE, STORE, StoreResult, StoreTier
+from hydrainfer.cache import DEVICE, HOST, STORE, StoreResult, StoreTier
 from hydrainfer.engine import Copies, Stored, StoreTimes
 from tests.scheduler.fakes import FakeDevice
 
@@ -97,16 +97,52 @@ def _pairs(refs, blocks):
     return zip(refs, blocks, strict=True) if blocks else [(ref, None) for ref in refs]
 
 
-class StoreRig:
-    """What an engine does with a store. `tier`: for the scheduler, which is then to be attached."""
+class FakeMover:
+    """Copies between the tiers of one device, some of which fail if it is `bad`."""
 
-    def __init__(self, caches, store):
-        self.tier, self.store = StoreTier(caches.specs), store
+    cut = False
+
+    def __init__(self, device, rng, bad):
+        self.device, self.rng, self.bad = device, rng, bad
+
+    def begin(self, source, pulls, now):
+        return FakeCopy(self, source, pulls, now + self.rng.uniform(0.0, 3.0))
+
+
+class FakeCopy:
+    cut = False
+
+    def __init__(self, mover, source, pulls, at):
+        self.mover, self.source, self.pulls, self.at = mover, source, pulls, at
+
+    def poll(self, now):
+        if now < self.at:
+            return None
+        if self.mover.bad and self.mover.rng.random() < 0.1:
+            return False
+        for name, blocks in self.pulls.blocks.items():
+            for source, target in zip(*blocks, strict=True):
+                self.mover.device.copy(name, self.pulls.tier, self.mover.device, self.source, source, target)
+        return True
+
+    def ready_at(self):
+        return self.at
+
+
+class StoreRig:
+    """What an engine does between the tiers of a device, and with a store if there is one. `tier`: for the scheduler,
+    which is then to be attached. `tiers`: the names of those of somebody else."""
+
+    def __init__(self, caches, store=None, mover=None, tiers=()):
+        self.tier, self.store = store and StoreTier(caches.specs), store
+        self.movers = dict.fromkeys((DEVICE, HOST, *tiers), mover) if mover else {}
 
     def attach(self, scheduler):
         times = StoreTimes(ask_s=20.0, save_s=50.0, full_s=20.0)
-        self.stored = Stored(scheduler, self.store, self.tier, times)
-        self.copies = Copies(scheduler, {STORE: self.stored}, self.stored)
+        self.stored = self.store and Stored(scheduler, self.store, self.tier, times)
+        if self.stored:
+            self.movers[STORE] = self.stored
+        self.copies = Copies(scheduler, self.movers, self.stored)
         scheduler.asking.patience_s, scheduler.fetching.least_s = 4.0, 8.0
 
     def turn(self, now):
@@ -118,4 +154,4 @@ class StoreRig:
     @property
     def busy(self):
         """Whether blocks are held for copies, or wait to be saved."""
-        return self.copies.holding or self.stored.waiting
+        return self.copies.holding or bool(self.stored and self.stored.waiting)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.cache import STORE, CacheSet, CacheSizes, Wishes, share_memory
+from hydrainfer.cache import CacheSet, CacheSizes, Wishes, share_memory
 from hydrainfer.core import Grammar, Lane, Role, SamplingParams, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice, Guessing, expected_tokens, make_request
-from tests.scheduler.store import FakeStore, StoreRig
+from tests.scheduler.store import FakeMover, FakeStore, StoreRig
 
 pytestmark = pytest.mark.unit
 
@@ -99,11 +99,10 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     if drafts is not None:
         device = Guessing(device, drafts, rng)
     tiers = [DictTier(device, tier)] if tier else []
-    rig = StoreRig(caches, FakeStore(device, lambda: float(step), rng, store == "bad")) if store else None
-    s = Scheduler(Role.parse("EPD"), caches, budgets, policy, hosted, tiers, rig and rig.tier)
-    shifts = []
-    if rig is not None:
-        rig.attach(s)
+    store = FakeStore(device, lambda: float(step), rng, store == "bad") if store else None
+    rig = StoreRig(caches, store, FakeMover(device, rng, bad=True), [tier.name for tier in tiers])
+    s = Scheduler(Role.parse("EPD"), caches, budgets, policy, hosted, tiers, rig.tier)
+    rig.attach(s)
     flying = {lane: [] for lane in Lane}  # batches, and which blocks their sequences held when they were launched
     todo = []
     for i, (n_text, pictures, max_tokens, arrives, cancel_at, sampling) in enumerate(specs):
@@ -122,23 +121,6 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
             if outcome.finish:
                 ended.add(outcome.seq.id)
 
-    def shift():
-        """Copies begin, and end in any order."""
-        begun = s.shifts()
-        shifts.extend(copy for copy in begun if copy.source != STORE)
-        if rig is not None:
-            s.fetching._shifts += [copy for copy in begun if copy.source == STORE]
-            rig.turn(float(step))
-        for copy in [c for c in shifts if rng.random() < 0.5]:
-            shifts.remove(copy)
-            if rng.random() < 0.1:
-                assert s.shifted(copy, None, float(step)) == (not copy.seq.cancelled)
-                continue
-            for name, blocks in copy.pulls.blocks.items():
-                for source, target in zip(*blocks, strict=True):
-                    device.copy(name, copy.pulls.tier, device, copy.source, source, target)
-            assert not s.shifted(copy, 0.001, float(step))
-
     added, step = set(), 0
     for step in range(4000):
         for arrives, cancel_at, request in todo:
@@ -147,7 +129,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
                 added.add(request.id)
             if cancel_at is not None and cancel_at == step and request.id in added and s.cancel(request.id):
                 cancelled.add(request.id)
-        shift()
+        assert all(not seq.cancelled for seq in rig.turn(float(step)))
         for lane in rng.sample(list(Lane), 2):  # lanes start and land in any order
             if flying[lane] and rng.random() < 0.7:
                 settle(lane)
@@ -165,7 +147,12 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
                 assert s.n_running <= running
             s.check()
         if len(added) == len(todo) and not (
-            any(flying.values()) or shifts or s.n_running or s.n_waiting or s.parking.n_live or s.fetching.live
+            any(flying.values())
+            or rig.copies.copying
+            or s.n_running
+            or s.n_waiting
+            or s.parking.n_live
+            or s.fetching.live
         ):
             break
     else:
@@ -177,11 +164,10 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
         else:
             assert request.id in ended
             assert got[request.id] == expected_tokens(request)
-    if rig is not None:
-        for step in range(4000, 8000):
-            rig.turn(float(step))
-            if not rig.busy:
-                break
+    for step in range(4000, 8000):
+        rig.turn(float(step))
+        if not rig.busy:
+            break
     s.room.caches.check(idle=True)
     s.parking.caches.check(idle=True)
     for kept in tiers:
