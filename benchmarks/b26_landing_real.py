@@ -1,7 +1,7 @@
 """Does landing in host memory gain in real processes what it gains in the simulator?
 
 The bursts of `b26_landing` at 1EP1D (no pictures, so 1P1D), each instance a process of its own behind one server
-(`--launcher ray --device emulated`), with and without `--landing-gib`, in turns. The device is `--slow` times slower
+(`--launcher ray --device emulated`), with and without `--host-cache-gib`, in turns. The device is `--slow` times slower
 and the bursts as much farther apart, so that server and client have time beside it. The simulator then serves the same
 requests at the times at which they were sent. Told, in seconds of that device: what `b26_landing` tells. It takes
 11 minutes.
@@ -131,7 +131,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
         for rank in range(args.rounds):
             found: dict[str, Any] = {}
             for name in ("none", "landing"):
-                more = ["--landing-gib", str(host * spec.block_bytes / 2**30)] if name == "landing" else []
+                more = ["--host-cache-gib", str(host * spec.block_bytes / 2**30)] if name == "landing" else []
                 with start(name, words + more, Path(folder) / f"{name}-{rank}", console) as server:
                     await server.wait_healthy(300.0)
                     port = urlsplit(server.url).port or 80

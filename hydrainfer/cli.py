@@ -218,7 +218,11 @@ def _wrong_words(e: Any) -> int:
     if type(e).__name__ == "NoArgsIsHelpError":
         e.show()
     else:
-        said = e.format_message().rstrip(".")
+        from hydrainfer.config import RENAMED
+
+        flag = str(getattr(e, "option_name", ""))
+        new = RENAMED.get(flag.removeprefix("--").replace("-", "_"))
+        said = f"{flag} is now called --{new.replace('_', '-')}" if new else e.format_message().rstrip(".")
         _say_error(f"{said}{' See' if said.endswith('?') else '; see'} {path} --help")
     return e.exit_code
 

@@ -85,8 +85,10 @@ def _check(place: str, tools: PlaceTools, console: Console | None) -> bool:
         typer.echo(json.dumps({"place": place, "whole": n_whole, "broken": n_broken}))
     else:
         broken = "none is broken"
-        if n_broken:
-            broken = f"{n_broken:,} broken ones are removed"
+        if n_broken == 1:
+            broken = "1 of them was broken and is removed"
+        elif n_broken:
+            broken = f"{n_broken:,} of them were broken and are removed"
         _say(console, place, f"{_n_blocks(n_whole + n_broken)} read, {broken}")
     return n_broken > 0
 
@@ -132,8 +134,13 @@ def _table(rows: Sequence[KindRow]) -> Table:
     for row in rows:
         model, dtype, kind = _order(row)
         cells = (model, dtype, kind, f"{row.n_blocks:,}", _size(row.n_bytes), _last_used(row))
-        table.add_row(*map(escape, cells))
+        table.add_row(*(escape(_printable(cell)) for cell in cells))
     return table
+
+
+def _printable(text: str) -> str:
+    """The text without what could steer a terminal, as whoever writes to a store names the models there."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _order(row: KindRow) -> tuple[str, str, str]:

@@ -1,6 +1,7 @@
 """The doctor finds what is wrong with a machine, and says so in words."""
 
 import json
+import re
 import resource
 import shutil
 import socket
@@ -14,7 +15,10 @@ from hydrainfer import doctor, machine
 from hydrainfer.cli import app
 from hydrainfer.cluster.folder import OBJECT_STORE_BYTES
 from hydrainfer.ops import select
+from hydrainfer.stores import Contents, Trial, parse_places
+from hydrainfer.stores.files import summary
 from hydrainfer.version import __version__
+from tests.stores.resp_server import free_port
 
 pytestmark = pytest.mark.cpu
 
@@ -22,6 +26,11 @@ pytestmark = pytest.mark.cpu
 def findings(*words):
     result = CliRunner().invoke(app, ["doctor", "--no-serve", "--json", *words])
     return result.exit_code, {f["name"]: f for f in map(json.loads, result.output.splitlines())}
+
+
+def stores(text):
+    """The states of a store's places, and what is said about them."""
+    return [(finding.state, finding.says) for finding in doctor._store(text)]
 
 
 def test_the_doctor_finds_packages_kernels_and_cores():
@@ -140,3 +149,80 @@ def test_the_doctor_reports_a_gpu_and_why_parts_are_not_used(monkeypatch, tmp_pa
     assert gpu.says == "0: H100, 80 GiB, 70 of them free"
     assert sharing.says.startswith("MPS runs" if mps else "no MPS")
     assert kernels.state == "note" and "no ninja" in kernels.says and "no nvcc" in kernels.says
+
+
+# ---- the shared store
+
+
+def test_a_store_is_tried_and_what_was_written_is_removed(tmp_path):
+    place = f"dir:{tmp_path}/blocks"
+    ((state, says),) = stores(f"{place}?gib=0.1")
+    assert state == "ok"
+    assert re.fullmatch(
+        rf"{place}: 0.00 of 0.10 GiB in use; blocks just written are read at \S+ GiB/s; "
+        r"\S+ GiB of the disk are free; it can be read and written",
+        says,
+    )
+    assert summary(tmp_path / "blocks") == []
+
+
+def test_a_limit_beyond_the_disk_is_noted(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 30))
+    ((state, says),) = stores(f"dir:{tmp_path}/blocks?gib=4")
+    assert state == "note" and says.endswith(
+        "3.00 GiB of the disk are free, which is less than the limit allows: lower gib"
+    )
+    assert stores(f"dir:{tmp_path}/blocks?gib=2")[0][0] == "ok"
+
+
+def test_each_place_of_a_store_is_a_finding(tmp_path):
+    (tmp_path / "file").touch()
+    away = f"redis://127.0.0.1:{free_port()}"
+    (_, folder), file, server = stores(f"dir:{tmp_path}/blocks,dir:{tmp_path}/file,{away}")
+    assert folder.startswith(f"dir:{tmp_path}/blocks: ")
+    assert file == ("bad", f"dir:{tmp_path}/file: no folder")
+    assert server[0] == "note"
+    assert server[1] == f"{away} cannot be reached: Connection refused; a server starts without it, and tries again"
+    assert stores("dir:/x?gib=ten") == [("bad", "dir: gib must be a positive number, such as dir:/path?gib=50")]
+
+
+@pytest.mark.parametrize(
+    ("limit", "options", "full", "state", "end"),
+    [
+        (
+            4 << 30,
+            "",
+            "",
+            "ok",
+            "1.00 of 4.00 GiB in use; blocks just written are read at 2 GiB/s; it can be read and written",
+        ),
+        (None, "?ttl_s=9", "", "ok", "; it can be read and written"),
+        (
+            None,
+            "",
+            "",
+            "note",
+            "; nothing removes old blocks: set maxmemory and an eviction policy there, or ttl_s here",
+        ),
+        (4 << 30, "", "no memory", "note", "; blocks are read, but none are written: no memory"),
+    ],
+)
+def test_a_server_as_a_store(limit, options, full, state, end):
+    (place,) = parse_places(f"redis://host{options}")
+    found = doctor._opened(place, Contents(5, 1 << 30, limit), Trial(0.5 / (1 << 30), full))
+    assert found.state == state and found.says.startswith("redis://host:6379: 1.00 ") and found.says.endswith(end)
+
+
+def test_the_store_comes_from_flag_variable_file_or_layout(tmp_path, monkeypatch):
+    monkeypatch.setattr("hydrainfer.doctor.examine", lambda port, serve, stores: asked.append(list(stores)) or iter(()))
+    monkeypatch.delenv("HYDRAINFER_STORE", raising=False)
+    (tmp_path / "layout.yaml").write_text("instances: [{role: EP}, {role: D, store: 'dir:/own'}]")
+    (tmp_path / "serve.yaml").write_text(f"store: dir:/file\nlayout: {tmp_path}/layout.yaml\n")
+    asked = []
+    run = CliRunner().invoke
+    run(app, ["doctor"])
+    run(app, ["doctor", "--config", str(tmp_path / "serve.yaml")])
+    monkeypatch.setenv("HYDRAINFER_STORE", "dir:/variable")
+    run(app, ["doctor"])
+    run(app, ["doctor", "--store", "dir:/flag"])
+    assert asked == [[], ["dir:/file", "dir:/own"], ["dir:/variable"], ["dir:/flag"]]

@@ -115,6 +115,10 @@ def test_a_flag_that_may_stand_without_its_number(words, eggs):
         (["serve", "--no-such"], "error: No such option: --no-such; see hydrainfer serve --help\n"),
         (["nothing"], "error: No such command 'nothing'; see hydrainfer --help\n"),
         (["serve", "--port", "70000"], "error: port (flag): must be a whole number up to 65535, got '70000'\n"),
+        (
+            ["serve", "--store", "dir:/x?gib=ten"],
+            "error: dir: gib must be a positive number, such as dir:/path?gib=50\n",
+        ),
     ],
 )
 def test_a_wrong_command_line_ends_in_one_line(words, wanted, monkeypatch, capsys):

@@ -194,7 +194,7 @@ def _facts(
         "overlap": settled.overlap,
         **({"async_scheduling": "on"} if settled.ahead else {}),
         **_gib_by_option(blocks),
-        **({"landing_gib": round(sum(s.n_bytes for s in hosted.values()) / GIB, 3)} if hosted else {}),
+        **({"host_cache_gib": round(sum(s.n_bytes for s in hosted.values()) / GIB, 3)} if hosted else {}),
     }
 
 

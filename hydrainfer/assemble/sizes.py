@@ -182,19 +182,21 @@ def _check_given(given: Mapping[str, int], specs: Sequence[CacheSpec], wishes: W
 def host_tier_sizes(
     config: ServeConfig, model: ModelConfig, role: Role, dtype: str, n_context: int
 ) -> dict[CacheSpec, int]:
-    """The number of blocks of each cache in host memory of an instance; empty if it does not decode or the option is 0.
+    """The number of blocks of each cache in host memory of an instance; empty if it only encodes or the option is 0.
     Raises `ConfigError` if such caches are impossible."""
-    if not config.landing_gib or not role.runs(Stage.DECODE):
+    if not config.host_cache_gib or not (role.runs(Stage.PREFILL) or role.runs(Stage.DECODE)):
         return {}
     if config.transport == "nccl":
-        raise ConfigError("transport nccl copies to GPUs only; use auto with --landing-gib", param="landing_gib")
-    n_bytes = int(config.landing_gib * GIB)
+        raise ConfigError("transport nccl copies to GPUs only; use auto with --host-cache-gib", param="host_cache_gib")
+    n_bytes = int(config.host_cache_gib * GIB)
     if n_bytes > memory_bytes():
-        raise ConfigError(f"--landing-gib {config.landing_gib:g} is more than this machine has", param="landing_gib")
+        raise ConfigError(
+            f"--host-cache-gib {config.host_cache_gib:g} is more than this machine has", param="host_cache_gib"
+        )
     sizes = host_sizes(_specs_in_blocks(config, model, role, dtype), Wishes(n_longest=n_context), n_bytes)
     if not sizes:
         raise ConfigError(
-            f"--landing-gib {config.landing_gib:g} is less than one block of each cache", param="landing_gib"
+            f"--host-cache-gib {config.host_cache_gib:g} is less than one block of each cache", param="host_cache_gib"
         )
     return sizes
 

@@ -71,12 +71,13 @@ class StoreJob(NamedTuple):
 
 
 class StoreResult(NamedTuple):
-    """The result of a job: by cache, which of its blocks are in the store now, or came. `error`: the store could not be
-    used, in one line; if `full`, only not written to."""
+    """The result of a job: by cache, which of its blocks are in the store now, or came. `seconds`: what it took by
+    itself. `error`: the store could not be used, in one line; if `full`, only not written to."""
 
     there: Mapping[str, Sequence[bool]]
     error: str = ""
     full: bool = False
+    seconds: float = 0.0
 
 
 def refs_of(spec: CacheSpec, keys: Sequence[bytes], numbers: Iterable[int]) -> list[BlockRef]:
@@ -170,7 +171,10 @@ class StoreTier:
         return float("inf") if self._open else self._shut_until
 
     def loaded(self, n_bytes: int, seconds: float) -> None:
-        """Note how long a load took."""
+        """Nothing: the time includes waiting for other loads, see `measured`."""
+
+    def measured(self, n_bytes: int, seconds: float) -> None:
+        """Note how long a load took by itself."""
         each_s = seconds / n_bytes
         self.byte_s = each_s if not self.byte_s else self.byte_s + 0.2 * (each_s - self.byte_s)
 

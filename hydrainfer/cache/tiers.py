@@ -68,8 +68,8 @@ class Fetch(NamedTuple):
 
 
 def host_sizes(specs: Iterable[CacheSpec], wishes: Wishes, n_bytes: int) -> dict[CacheSpec, int]:
-    """The number of blocks in host memory of each cache that decoding requests use, for `n_bytes` together; empty if
-    not every cache gets one."""
+    """The number of blocks in host memory of each cache of tokens, for `n_bytes` together; empty if not every cache
+    gets one."""
     parts = usual_parts([spec for spec in specs if Stage.DECODE in spec.stages], wishes)
     total = sum(spec.block_bytes * n for spec, n in parts.items())
     sizes = {spec: n_bytes * n // total for spec, n in parts.items()}

@@ -8,7 +8,7 @@ from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.folders import cache_folder
 from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher, read_layout, settle, stores_of
 from hydrainfer.config.load import ENV_PREFIX, STORE_PASSWORD, STORE_USERNAME, Loaded, load, options
-from hydrainfer.config.read import check_known, converted, locate, read_yaml
+from hydrainfer.config.read import RENAMED, check_known, converted, locate, read_yaml
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
 from hydrainfer.config.slo import Slo, inline_slo, is_slo_part, parse_slo, read_slo
 from hydrainfer.config.table import config_table
@@ -16,6 +16,7 @@ from hydrainfer.config.table import config_table
 __all__ = [
     "ENV_PREFIX",
     "MEASURE_MINUTES",
+    "RENAMED",
     "STORE_PASSWORD",
     "STORE_USERNAME",
     "InstanceSpec",

@@ -59,7 +59,7 @@ class _LayoutEntry(MachineShare, frozen=True, kw_only=True):
     count: _Count = 1
     kv_cache_gib: _Amount | None = None
     image_cache_gib: _Amount | None = None
-    landing_gib: _Share | None = None
+    host_cache_gib: _Share | None = None
     store: str | None = None
     token_budget: _Count | None = None
     image_budget: _Count | None = None
@@ -68,7 +68,7 @@ class _LayoutEntry(MachineShare, frozen=True, kw_only=True):
 
 
 _OWN = (
-    *("kv_cache_gib", "image_cache_gib", "landing_gib", "store"),
+    *("kv_cache_gib", "image_cache_gib", "host_cache_gib", "store"),
     *("token_budget", "image_budget", "max_running", "overlap"),
 )
 _GROUP_KEYS = [f.name for f in msgspec.structs.fields(_LayoutEntry)]

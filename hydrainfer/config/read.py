@@ -63,11 +63,17 @@ def _fault(e: Exception) -> str:
     return f"line {mark.line + 1}: {problem}"
 
 
+RENAMED = {"landing_gib": "host_cache_gib"}
+"""The present names of options that had another one."""
+
+
 def check_known(key: object, known: Iterable[str], source: str, listed: str = "") -> None:
     """Check that a key is known. Raises `ConfigError` that suggests a similar key or, if there is none, says what the
     keys are, or where they are `listed`."""
     names = list(known)
     if key not in names:
+        if RENAMED.get(str(key)) in names:
+            raise ConfigError(f"option {key} ({source}) is now called {RENAMED[str(key)]}", param=str(key))
         near = difflib.get_close_matches(str(key), names, 1)
         all_of_them = f"{listed} lists them" if listed else f"known keys are {', '.join(names)}"
         hint = f"; did you mean {near[0]}?" if near else f"; {all_of_them}"

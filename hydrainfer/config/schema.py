@@ -305,12 +305,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     image_cache_gib: Annotated[
         Positive | None, _help("Memory", "Image embedding cache size of an instance; default: 64 pictures.")
     ] = None
-    landing_gib: Annotated[
+    host_cache_gib: Annotated[
         float,
         _help(
             "Memory",
-            "Host memory of an instance that decodes, for requests that find no room in its KV cache: they leave the "
-            "prefill instance and wait there.",
+            "Host memory of an instance. It keeps prefixes after the device has evicted them, and requests that find no "
+            "room in the KV cache of an instance that decodes: they leave the prefill instance and wait there. On a CPU "
+            "it is the same memory as the KV cache's.",
             ge=0,
         ),
     ] = 0.0

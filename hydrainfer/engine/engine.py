@@ -377,7 +377,7 @@ class Engine:
             n_encoding=len(s.encoding),
             n_prefilling=len(s.prefilling),
             n_decoding=len(s.decoding),
-            cache_blocks=caches.usage() | {f"landing_{spec}": n for spec, n in s.parking.caches.usage().items()},
+            cache_blocks=caches.usage() | {f"host_{spec}": n for spec, n in s.parking.caches.usage().items()},
             pictures_found=s.room.n_pictures_found,
             pictures_wanted=s.room.n_pictures_wanted,
             tokens_found=s.room.n_tokens_found,

@@ -66,14 +66,17 @@ class Stored:
         if result.error:
             self.failed(result.error, now)
             return False
-        n_lost = 0
+        n_lost = n_bytes = 0
         for spec, (refs, _) in job.blocks.items():
             there = result.there.get(spec, [False] * len(refs))
             self._tier.heard(spec, refs, there)
             n_lost += len(there) - sum(there)
             self._counts.n_loaded += sum(there)
-            self._counts.n_bytes_loaded += sum(there) * self._caches.specs[spec].block_bytes
+            n_bytes += sum(there) * self._caches.specs[spec].block_bytes
         self._counts.n_lost += n_lost
+        self._counts.n_bytes_loaded += n_bytes
+        if n_bytes and result.seconds:
+            self._tier.measured(n_bytes, result.seconds)
         self._tier.worked()
         return not n_lost
 

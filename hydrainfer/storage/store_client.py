@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -103,6 +104,7 @@ class ThreadedClient:
 
     def _done(self, task: _Task) -> StoreResult:
         job, ticket, there = task.job, task.ticket, dict[str, list[bool]]()
+        start_s = time.perf_counter()
         try:
             for spec, (refs, blocks) in job.blocks.items():
                 if not ticket.wanted() or self._closed:
@@ -113,7 +115,7 @@ class ThreadedClient:
         except Exception as e:
             _log.exception("the store %s failed", self._shared.place)
             return StoreResult({}, f"{type(e).__name__}: {e}")
-        return StoreResult(there)
+        return StoreResult(there, seconds=time.perf_counter() - start_s)
 
     def _carry_out(
         self, what: str, spec: str, refs: Sequence[BlockRef], blocks: Sequence[int], ticket: Ticket

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hydrainfer.config import MachineShare, ServeConfig, choose_launcher, read_layout, read_yaml, settle
+from hydrainfer.config import MachineShare, ServeConfig, choose_launcher, read_layout, read_yaml, settle, stores_of
 from hydrainfer.core import ConfigError, Layout
 
 pytestmark = pytest.mark.unit
@@ -65,6 +65,16 @@ def test_a_wrong_file_says_so_in_one_line(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as e:
         read_layout(write(tmp_path, text))
     assert "\n" not in str(e.value)
+
+
+def test_the_stores_of_all_instances(tmp_path):
+    text = "instances: [{role: E}, {role: P, store: 'dir:/p'}, {role: D, count: 2, store: 'dir:/d'}]"
+    specs = read_layout(write(tmp_path, text))
+    assert stores_of(ServeConfig(model="m"), specs) == ["dir:/p", "dir:/d"]
+    assert stores_of(ServeConfig(model="m", store="dir:/x"), specs) == ["dir:/x", "dir:/p", "dir:/d"]
+    assert stores_of(ServeConfig(model="m", store="dir:/x"), specs[1:]) == ["dir:/p", "dir:/d"]
+    assert stores_of(ServeConfig(model="m", store="dir:/x"), ()) == ["dir:/x"]
+    assert stores_of(ServeConfig(model="m"), read_layout("1E1P1D")) == []
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -100,6 +100,22 @@ def test_nothing_else_in_the_environment_is_passed_over(name, text, message):
         load({}, None, {name: text})
 
 
+def test_user_and_password_of_a_store_are_no_options():
+    variables = {"HYDRAINFER_STORE_PASSWORD": "s3cret", "HYDRAINFER_STORE_USERNAME": "me"}
+    assert load({}, None, variables) == load({}, None, {})
+    assert load({}, None, {**variables, "HYDRAINFER_STORE": "dir:/x"}).config.store == "dir:/x"
+    with pytest.raises(ConfigError, match="unknown option 'store_passwort'"):
+        load({}, None, {"HYDRAINFER_STORE_PASSWORT": "s3cret"})
+
+
+def test_a_store_that_is_no_text_is_not_shown(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("store: ['redis://me:s3cret@host']\n")
+    with pytest.raises(ConfigError) as e:
+        load({}, path)
+    assert e.value.message == f"store ({path}): must be text, got list"
+
+
 def test_no_option_is_mistaken_for_a_service():
     assert [o.name for o in options() if "service" in o.name or "port_" in o.name or o.name.endswith("_port")] == []
 

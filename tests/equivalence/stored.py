@@ -140,11 +140,14 @@ async def begin(llm, turn, sampling):
 async def answer(llm, turn, sampling=GREEDY):
     began_s, first_s = time.monotonic(), 0.0
     stream, tokens, logprobs = await begin(llm, turn, sampling), [], []
-    async for deltas in stream:
-        first_s = first_s or time.monotonic() - began_s
-        for delta in deltas:
-            tokens += delta.token_ids
-            logprobs += [(x.logprob, x.top) for x in delta.logprobs]
+    try:
+        async for deltas in stream:
+            first_s = first_s or time.monotonic() - began_s
+            for delta in deltas:
+                tokens += delta.token_ids
+                logprobs += [(x.logprob, x.top) for x in delta.logprobs]
+    finally:
+        stream.close()
     return Answer(stream.prepared.prompts[0], tokens, tuple(logprobs), stream.n_cached[0], first_s)
 
 

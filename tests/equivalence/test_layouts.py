@@ -193,7 +193,7 @@ def test_drafts_that_are_right_or_wrong_change_no_token(tiny, without_drafts, ri
         ("1EPD", {}),
         ("1EPD", {"few": True, "max_drafts": 3}),
         ("1E1P1D", {}),
-        ("1EP1D", {"few": True, "landing_gib": 4 * FEW_BLOCKS * KV_BLOCK / 2**30}),
+        ("1EP1D", {"few": True, "host_cache_gib": 4 * FEW_BLOCKS * KV_BLOCK / 2**30}),
     ],
 )
 def test_drafts_change_no_token(tiny, without_drafts, layout, options, monkeypatch):
@@ -228,7 +228,7 @@ def test_drafts_that_cannot_be_are_refused_in_a_line(tiny, options, said):
 def test_few_blocks_and_host_memory(tiny, wanted, layout, monkeypatch):
     """Where there is no room to decode, and who is preempted, waits in host memory."""
     entered = parkings(monkeypatch)
-    with start(tiny, layout, few=True, landing_gib=4 * FEW_BLOCKS * KV_BLOCK / 2**30) as llm:
+    with start(tiny, layout, few=True, host_cache_gib=4 * FEW_BLOCKS * KV_BLOCK / 2**30) as llm:
         assert ask(llm, 4) == wanted
         check_whole(llm)
         assert settled_stats(llm).n_parked == 0 and entered

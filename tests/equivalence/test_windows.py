@@ -78,7 +78,7 @@ def test_tokens_are_those_of_one_instance_without_reuse(path, wanted, layout):
 def test_few_blocks(path, wanted, layout, landing, elastic, monkeypatch):
     """`landing`: host memory, in such caches. `elastic`: they lend each other memory."""
     entered = parkings(monkeypatch)
-    options = {"kv_cache_gib": few(path), "landing_gib": landing * few(path), "elastic_memory": elastic}
+    options = {"kv_cache_gib": few(path), "host_cache_gib": landing * few(path), "elastic_memory": elastic}
     options |= {"headroom_tokens": 0, "max_model_len": 140}
     with LLM(path, layout=layout, launcher="inproc", **options, **CHUNKED) as llm:
         assert ask(llm) == wanted[0]
