@@ -309,9 +309,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         float,
         _help(
             "Memory",
-            "Host memory of an instance. It keeps prefixes after the device has evicted them, and requests that find no "
-            "room in the KV cache of an instance that decodes: they leave the prefill instance and wait there. On a CPU "
-            "it is the same memory as the KV cache's.",
+            "Host memory of an instance. It keeps prefixes after the device has evicted them, and requests that find "
+            "no room in the KV cache of an instance that decodes: they leave the prefill instance and wait there. On a "
+            "CPU it is the same memory as the KV cache's.",
             ge=0,
         ),
     ] = 0.0

@@ -203,7 +203,8 @@ def whole(before, after, block_tokens=OPTIONS["block_tokens"]):
 
 
 class Faults(NamedTuple):
-    """How often a call fails in each way; `sleep_s` is the longest that one takes, `hang` until `Faulty.release`."""
+    """How often a call fails in each way; `sleep_s` is the longest that one takes, `hang` until `Faulty.release`.
+    `only`: of one method."""
 
     error: float = 0.0
     full: float = 0.0
@@ -213,6 +214,7 @@ class Faults(NamedTuple):
     slow: float = 0.0
     sleep_s: float = 0.2
     hang: float = 0.0
+    only: str = ""
 
 
 class Faulty:
@@ -263,6 +265,8 @@ class Faulty:
 
     def _call(self, name):
         faults = self.faults
+        if faults.only not in ("", name):
+            return
         with self._lock:
             self.n_calls[name] += 1
             hangs = self._rng.random() < faults.hang
