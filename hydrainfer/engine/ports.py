@@ -113,6 +113,10 @@ class StoreTicket(Protocol):
     def ready_at(self) -> float | None:
         """The time at which the result will be there, on the engine's clock; None if that is unknown: see `Ticket`."""
 
+    def wait(self, seconds: float) -> float:
+        """Wait until it is done, but no longer than so many seconds. Returns how many are left. For the end, when there
+        are no steps."""
+
     def cancel(self) -> None:
         """Give up. Once this has returned, nothing that is read of our blocks can be found in the store."""
 

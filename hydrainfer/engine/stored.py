@@ -14,6 +14,7 @@ from hydrainfer.scheduler import Ask, Save, Scheduler, Touch
 
 _log = logging.getLogger(__name__)
 _NEVER = float("inf")
+_LAST_S = 2.0  # for which an engine that ends goes on to save
 
 
 class StoreTimes(NamedTuple):
@@ -183,13 +184,27 @@ class Stored:
         )
 
     def close(self) -> None:
-        """End what is running; nothing more is read of our blocks."""
+        """Save what waits, for a moment, and end the rest; nothing more is read of our blocks."""
+        left_s = _LAST_S
         for job in self._running:
-            job.ticket.cancel()
             if isinstance(job.what, Save):
-                self._saving.saved(job.what, {})
+                left_s = self._finish(job.what, job.ticket, left_s)
+            else:
+                job.ticket.cancel()
         self._running.clear()
+        while left_s > 0.0 and self._tier.open and (save := self._saving.next_save()) is not None:
+            left_s = self._finish(save, self._client.start(save.job), left_s)
         self._client.close()
+
+    def _finish(self, save: Save, ticket: StoreTicket, left_s: float) -> float:
+        """Wait for a save. Returns the time that is then left; 0 if it failed."""
+        left_s = ticket.wait(left_s)
+        result = ticket.poll(_NEVER)
+        if result is None:
+            ticket.cancel()
+            result = StoreResult({}, "it took too long")
+        self._saving.saved(save, result.there)
+        return 0.0 if result.error else left_s
 
 
 class _Load:

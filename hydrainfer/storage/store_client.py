@@ -18,6 +18,7 @@ from hydrainfer.stores.port import SharedStore, StoreError, StoreFull
 
 _log = logging.getLogger(__name__)
 _LOADERS = 2
+_LOOK_S = 0.002
 _CLOSE_S = 1.0  # how long closing waits for a thread: one that hangs is left behind
 
 
@@ -36,6 +37,12 @@ class Ticket:
 
     def ready_at(self) -> float | None:
         return None
+
+    def wait(self, seconds: float) -> float:
+        until_s = time.monotonic() + seconds
+        while self.result is None and (left_s := until_s - time.monotonic()) > 0.0:
+            time.sleep(min(_LOOK_S, left_s))
+        return max(0.0, until_s - time.monotonic())
 
     def cancel(self) -> None:
         with self._lock:  # whoever publishes a block right now has asked before

@@ -323,7 +323,7 @@ def test_a_store_that_fails_changes_nothing(
         converse(llm)
         for store in faulty:
             store.faults = FAULTS[what]
-        asyncio.run(crowd(llm, said, 64, seed=what))
+        asyncio.run(crowd(llm, said, 40, seed=what))
         for store in faulty:
             store.release()
         settle(llm)
@@ -356,7 +356,23 @@ def test_nobody_waits_for_a_store_that_hangs(path_of, long_ones, tmp_path, alway
         for turn, said in zip(LONG, wanted):
             (got,) = ask(llm, [turn])
             assert got.tokens == said.tokens and got.ttft_s < SOON_S
+            assert got.n_cached == 0 or method in ("write", "touch")
         assert any(store.n_hung for store in faulty)
         for store in faulty:
             store.release()
+        settle(llm)
+
+
+@pytest.mark.xfail(strict=True, reason="a load that hangs keeps the room of its request")
+def test_reads_that_hang_leave_room_for_others(path_of, long_ones, tmp_path, always_loaded, faulty):
+    """In caches for three requests at a time. Whether blocks are there, the store still says, so that it is tried again
+    and again."""
+    folder, wanted = long_ones
+    path = path_of("llama")
+    with start(path, shutil.copytree(folder, tmp_path / "store"), patient=False, **few(path, 1.5)) as llm:
+        faulty[0].faults = Faults(hang=1.0, only="read")
+        for turn, said in zip(LONG, wanted):
+            got = asyncio.run(asyncio.wait_for(answer(llm, turn), SOON_S))
+            assert got.tokens == said.tokens
+        faulty[0].release()
         settle(llm)

@@ -130,3 +130,13 @@ def by_torch(ops):
 def distance(some: torch.Tensor, others: torch.Tensor) -> float:
     """The median over positions of a relative distance."""
     return float(((some - others).norm(dim=1) / others.norm(dim=1)).median())
+
+
+@pytest.mark.parametrize("kind", ["llava", "gemma3", "qwen3_5"])
+def test_a_store_gives_back_what_another_server_left(device, models, tmp_path, kind):
+    """Blocks go to the host and back."""
+    found = []
+    for _ in range(2):
+        out, _ = outputs(kind, models, device, store=f"dir:{tmp_path}/store?gib=1")
+        found.append([one.outputs[0].token_ids for one in out])
+    assert found[0] == found[1]

@@ -34,6 +34,10 @@ class FakeTicket:
     def ready_at(self):
         return self.at
 
+    def wait(self, seconds):
+        self.at = float("-inf")
+        return seconds
+
     def cancel(self):
         self.cancelled = True
 

@@ -197,3 +197,15 @@ def test_what_is_hot_here_is_touched_there_once_a_minute_and_what_is_lost_saved_
     one.now += 60.0
     one.serve(prompt("e"))
     assert key in one.store.shelf.numbers and len(one.jobs("touch")) == 2
+
+
+def test_an_engine_that_ends_saves_what_waits():
+    shelf = Shelf()
+    one = Instance(shelf, slowest=5.0)
+    one.s.add(prompt("a"), 0.0)
+    while "a" not in one.said or len(one.said["a"]) < 3:
+        one.step()
+    assert one.rig.busy
+    one.rig.stored.close()
+    one.caches.check(idle=True)
+    assert Instance(shelf).serve(prompt("b")).computed["b"] == 4
