@@ -24,6 +24,7 @@ _PLANNING = ("devices", "workload", "slo", "measure_minutes")
 _UNPLANNED = (
     *("order", "encode_gate", "encode_wait_s", "batching", "headroom_tokens", "step_s", "image_token_budget"),
     *("kv_cache_gib", "image_cache_gib", "host_cache_gib", "elastic_memory", "prefix_cache", "block_tokens"),
+    "store",
     *("gpu_share", "gpu_memory_fraction", "balancing", "launcher", "media_workers", "overlap"),
 )
 """Options that a server uses as given, while plans assume their defaults."""

@@ -203,8 +203,8 @@ def whole(before, after, block_tokens=OPTIONS["block_tokens"]):
 
 
 class Faults(NamedTuple):
-    """How often a call fails in each way; `sleep_s` is the longest that one takes, `hang` until `Faulty.release`.
-    `only`: of one method."""
+    """How often a call fails in each way; `sleep_s` is the longest that one takes; those that `hang` do so
+    for `hang_s`, or until `Faulty.release`. `only`: of one method."""
 
     error: float = 0.0
     full: float = 0.0
@@ -214,6 +214,7 @@ class Faults(NamedTuple):
     slow: float = 0.0
     sleep_s: float = 0.2
     hang: float = 0.0
+    hang_s: float | None = None
     only: str = ""
 
 
@@ -275,7 +276,7 @@ class Faulty:
             self.n_hung += hangs
         time.sleep(sleep_s)
         if hangs:
-            self._released.wait()
+            self._released.wait(faults.hang_s)
         if fails:
             raise StoreError("the store is away")
 

@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -17,6 +19,7 @@ from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
 from hydrainfer.models import cache_specs
 from hydrainfer.scheduler import Worth
+from hydrainfer.stores.files import clear
 from tests.checkpoints import make_llava
 from tests.checkpoints_mtp import add_mtp
 from tests.checkpoints_qwen import make_qwen
@@ -84,6 +87,8 @@ def said_of(path_of):
 
 def others_of(llm):
     turns = [turn._replace(ids=[1, 60, *turn.ids[1:], 61]) for turn in openings(llm) if turn.pictures and not turn.salt]
+    if turns:
+        turns.append(Turn([1, 61, *placeholders_of(llm)[:1] * 2, 62], (3, 3)))
     return turns, ask(llm, turns) if turns else []
 
 
@@ -268,7 +273,7 @@ FAULTS = {
     "losses": Faults(lost=0.1, lie=0.1),
     "flips": Faults(flip=0.1),
     "slowness": Faults(slow=0.5, sleep_s=0.2),
-    "everything": Faults(error=0.1, full=0.1, lost=0.05, lie=0.05, flip=0.05, slow=0.1, hang=0.02),
+    "everything": Faults(error=0.1, full=0.1, lost=0.05, lie=0.05, flip=0.05, slow=0.1, hang=0.02, hang_s=1.0),
 }
 SIGNS = {"nothing": "n_loaded", "errors": "n_failures", "losses": "n_lost", "flips": "n_corrupt", "slowness": "n_late"}
 
@@ -329,6 +334,23 @@ def test_a_store_that_fails_changes_nothing(
         settle(llm)
         assert what not in SIGNS or counts(llm)[SIGNS[what]] > 0, counts(llm)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_folder_may_be_cleared_at_any_time(path_of, said_of, tmp_path, always_loaded, caplog):
+    path, (said, _) = path_of("llama"), said_of("llama")
+    with start(path, tmp_path, **few(path, 1)) as llm:
+        converse(llm)
+        with ThreadPoolExecutor(1) as thread:
+            asking = thread.submit(asyncio.run, crowd(llm, said, 80, seed=1))
+            while not asking.done():
+                clear(tmp_path)
+                time.sleep(0.3)
+            asking.result()
+        settle(llm)
+        done = counts(llm)
+        assert done["n_loaded"] > 0 and not (done["n_failures"] or done["n_corrupt"]), done
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert not list((tmp_path / "writing").glob("*"))
 
 
 LONG = [Turn([1, 100 + i, *[9, 8, 7] * 18]) for i in range(8)]
