@@ -4,7 +4,9 @@
 with them: their second turn (from the store), and their third (from the caches). A third server, without a store, is
 asked for the second turn first: cold. All is asked one at a time. *Cold files*: the same, with the files out of the
 page cache. *Context*: the same with one text of each length. *No hits*: servers with a store and without one in turns,
-requests that have nothing in common, four at a time. *Slow*: a store that reads 10 MB/s, that takes a second for each
+requests that have nothing in common, four at a time. *Simulated*: conversations that come back after a minute to
+LLaVA-1.5-7B's costs on an H100, with 512 and with 128 KiB of KV per token, with room on the device for 16 of them, and
+none elsewhere, in host memory for 64, or in a store. *Slow*: a store that reads 10 MB/s, that takes a second for each
 read, or that hangs, beside none.
 """
 
@@ -12,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
+import random
 import shutil
 import statistics
 import tempfile
@@ -28,12 +32,17 @@ import orjson
 from rich.console import Console
 
 from benchmarks.b20_prefix import AT_ONCE
+from benchmarks.b26_landing import read_cost
 from benchmarks.b30_kinds import MAKE
 from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import write_result
 from benchmarks.runs import make_model
+from hydrainfer.cache import FullSpec
 from hydrainfer.config import load
+from hydrainfer.core import Role
+from hydrainfer.planner.nouns import Link, PromptPart, TraceRequest
+from hydrainfer.planner.simulation import InstanceModel, Simulator, StoreModel, as_requests
 from hydrainfer.serving import serve_in_background
 from hydrainfer.stores.files import FileStore
 from hydrainfer.workload.sources import BodyOptions, distinct_chats
@@ -48,7 +57,7 @@ CASES: dict[str, tuple[str, str, int]] = {  # model, layout, words of the first 
     "qwen3_5-bench": ("qwen3_5-bench", "1EPD", 1500),
 }
 LENGTHS = (400, 800, 1600, 3200, 6400)  # words
-PARTS = ("restart", "context", "nohits", "slow")
+PARTS = ("restart", "context", "nohits", "simulated", "slow")
 SAVED_S = 1.0  # until what was published is surely saved
 WORDS = [
     "one",
@@ -260,6 +269,31 @@ def slow(args: argparse.Namespace, console: Console, folder: Path) -> dict[str, 
     return results
 
 
+def simulated(console: Console) -> dict[str, Any]:
+    """Median seconds to the first token of later turns, on the virtual clock."""
+    draw, trace = random.Random(0), list[TraceRequest]()
+    for i in range(48):
+        at_s, parts = draw.uniform(0.0, 60.0), [PromptPart(f"{i}", 1600)]
+        for turn in range(4):
+            n = sum(part.n_tokens for part in parts)
+            trace.append(TraceRequest(arrival_s=at_s + 60.0 * turn, n_text=n, n_output=20, parts=tuple(parts)))
+            parts.append(PromptPart(f"{i}.{turn}", 80))
+    fast, cost = StoreModel(read_bytes_per_s=20e9, write_bytes_per_s=10e9), read_cost()
+    ways: dict[str, tuple[int, StoreModel | None]] = {"none": (0, None), "host": (4, None), "store, 20 GB/s": (0, fast)}
+    results = {}
+    for layout, heads in itertools.product((("EPD",), ("P", "D")), (32, 8)):
+        kv = FullSpec.of(layers=32, kv_heads=heads, head_dim=128, dtype="bfloat16")
+        room, size = 16 * kv.blocks_for(1860), f"{kv.block_bytes // kv.block_tokens >> 10} KiB"
+        for name, (host, store) in ways.items():
+            same: dict[str, Any] = {"cost": cost, "blocks": {kv: room}, "host": {kv: host * room} if host else {}}
+            models = [InstanceModel(name=role, role=Role.parse(role), **same) for role in layout]
+            served = Simulator(models, Link(host_bytes_per_s=50e9), store=store).run(as_requests(trace))
+            later = [one.token_s[0] - one.arrival_s for one in served if one.arrival_s >= 60.0]
+            results[f"{' '.join(layout)}, {size}, {name}"] = statistics.median(later)
+    console.print("simulated:", {name: f"{seconds * 1e3:.0f} ms" for name, seconds in results.items()})
+    return results
+
+
 def main() -> None:
     args, console, results = arguments(), new_console(), dict[str, Any]()
     with tempfile.TemporaryDirectory(dir=args.folder) as made:
@@ -285,6 +319,8 @@ def main() -> None:
         if "nohits" in args.parts:
             results["no hits"] = compared(args, console, lambda name: next(folders) if name == "store" else None,
                                           ("none", "store"), 5)  # fmt: skip
+        if "simulated" in args.parts:
+            results["simulated"] = simulated(console)
         if "slow" in args.parts:
             results["slow"] = slow(args, console, next(folders))
     path = write_result("b32_tiers", __doc__, args, results)

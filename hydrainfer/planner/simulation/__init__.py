@@ -4,12 +4,14 @@ Called by `search` and the benchmarks. Never loads a model. Costs and traces may
 """
 
 from hydrainfer.planner.simulation.simulator import InstanceModel, ServedRequest, Simulator
+from hydrainfer.planner.simulation.stores import StoreModel
 from hydrainfer.planner.simulation.trace import as_requests, at_rate
 
 __all__ = [
     "InstanceModel",
     "ServedRequest",
     "Simulator",
+    "StoreModel",
     "as_requests",
     "at_rate",
 ]

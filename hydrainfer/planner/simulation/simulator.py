@@ -17,7 +17,7 @@ from functools import partial
 
 import msgspec
 
-from hydrainfer.cache import DEVICE, HOST, CacheSet, CacheSpec, Pulls, Split
+from hydrainfer.cache import DEVICE, HOST, STORE, CacheSet, CacheSpec, Pulls, Split, StoreTier
 from hydrainfer.cluster.instance import Instance, Pulse
 from hydrainfer.cluster.messages import Beat, Learned, Peer, Submit
 from hydrainfer.cluster.placing import Placer
@@ -44,10 +44,11 @@ from hydrainfer.core import (
     TokenWork,
     owner_of,
 )
-from hydrainfer.engine import Copies, Engine, EventSink, Moves, Overlap, tier_movers
+from hydrainfer.engine import Copies, Engine, EventSink, Mover, Moves, Overlap, Stored, tier_movers
 from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
 from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
+from hydrainfer.planner.simulation.stores import ModelledStore, Shelf, StoreModel
 from hydrainfer.scheduler import Budgets, Drafting, Policy, Scheduler
 
 _INCARNATION = 1
@@ -89,7 +90,7 @@ class ServedRequest:
 class Simulator:
     """One run of a deployment. `record` gets the lifecycle events; `watch`, if given, is asked at every heartbeat
     whether to stop. With `leaps`, decode steps that change nothing but counts are computed at once (`leap.py`).
-    `answer(request, n)`: the token after the first `n` tokens of an answer."""
+    `answer(request, n)`: the token after the first `n` tokens of an answer. `store`: one that all instances share."""
 
     def __init__(
         self,
@@ -101,8 +102,10 @@ class Simulator:
         watch: Callable[[float], bool] | None = None,
         leaps: bool = True,
         answer: Callable[[Request, int], int] = lambda *_: TOKEN,
+        store: StoreModel | None = None,
     ) -> None:
         self.answer = answer
+        self.shelf = None if store is None else Shelf(store)
         self.link = link or Link()
         self.now = 0.0
         self.served: dict[str, ServedRequest] = {}
@@ -262,17 +265,26 @@ class ModelledNode(Instance):
         self.leap: Leap | None = None
         self.wake_at = 0.0
         host, drafting = CacheSet(dict(i.host)), i.drafts and Drafting.of_guesses(i.drafts, i.budgets)
-        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy, host=host, drafting=drafting)
+        tier = None if sim.shelf is None else StoreTier(self.caches.specs)
+        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy, host=host, drafting=drafting, store=tier)
         self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
         self._runners = {lane: _ModelledLane(self.device, sim, i.drafts) for lane in i.role.lanes}
         self._leaps = sim.leaps and i.drafts is None  # no two steps are alike with drafts
         moves = Moves(i.name, _INCARNATION, scheduler, placer, self, self)
-        copies = None
-        if i.host:
-            link = HostLink(sim.link, self._block_bytes, lambda: sim.now)
-            copies = Copies(scheduler, tier_movers(link, dict.fromkeys((DEVICE, HOST), link.exports)))
-        told = self.sink, record
+        told, copies = (self.sink, record), self._copies(scheduler, tier, bool(i.host))
         self.engine = Engine(scheduler, self._runners, *told, i.overlap, moves, self.moved, copies=copies)
+
+    def _copies(self, scheduler: Scheduler, tier: StoreTier | None, hosted: bool) -> Copies | None:
+        """The copies between device and host memory, and from and to the store; None if there is neither."""
+        sim, movers, stored = self._sim, dict[str, Mover](), None
+        if hosted:
+            link = HostLink(sim.link, self._block_bytes, lambda: sim.now)
+            movers |= tier_movers(link, dict.fromkeys((DEVICE, HOST), link.exports))
+        if tier is not None and sim.shelf is not None:
+            tier.byte_s = 1.0 / sim.shelf.model.read_bytes_per_s
+            client = ModelledStore(sim.shelf, self.caches.specs, lambda: sim.now)
+            movers[STORE] = stored = Stored(scheduler, client, tier)
+        return Copies(scheduler, movers, stored) if movers else None
 
     def turn(self, now: float) -> float:
         """Hear, step, report, post. Returns when the next turn is due."""
