@@ -135,6 +135,11 @@ class HostTier:
         self._host.release(lowering.below)
         self._device.release(lowering.above)
 
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._queue.clear()
+        self._n_queued = 0
+
     @property
     def waiting(self) -> bool:
         return bool(self._queue)

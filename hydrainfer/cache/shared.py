@@ -86,7 +86,8 @@ def refs_of(spec: CacheSpec, keys: Sequence[bytes], numbers: Iterable[int]) -> l
 
 
 class StoreTier:
-    """A `Tier`: the blocks that the store has said it has. `open`: whether it is used now."""
+    """A `Tier`: the blocks that the store has said it has. `open`: whether it is used now. `n_stuck`: loads that take
+    so long that their requests went on without them; they keep room, so no more are begun before they end."""
 
     name = STORE
 
@@ -95,6 +96,7 @@ class StoreTier:
         self.version = 0
         self.byte_s = 0.0  # of a load, as measured
         self.n_failures = 0  # in a row
+        self.n_stuck = 0
         self._known: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         self._refs: dict[int, tuple[str, BlockRef]] = {}
         self._n_made = 0
@@ -150,7 +152,7 @@ class StoreTier:
 
     def turn(self, now: float) -> bool:
         """Use the store again when it has been left alone for long enough. Returns whether it is used."""
-        if not self._open and now >= self._shut_until:
+        if not self._open and now >= self._shut_until and not self.n_stuck:
             self._open = True
             self.version += 1
         return self._open
@@ -168,7 +170,7 @@ class StoreTier:
 
     def opens_at(self) -> float:
         """The time at which it is used again; infinity if it is used."""
-        return float("inf") if self._open else self._shut_until
+        return float("inf") if self._open or self.n_stuck else self._shut_until
 
     def loaded(self, n_bytes: int, seconds: float) -> None:
         """Nothing: the time includes waiting for other loads, see `measured`."""

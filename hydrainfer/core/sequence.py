@@ -51,8 +51,7 @@ class LiveSequence:
 
     `order`: (arrival time, number at the instance it first came to), its age, which it keeps everywhere; smaller is
     older. `attempt`: how often it was placed; `hops`: how often it moved to another instance. `hold`: its blocks here.
-    `n_cached`: the cached tokens found when its prefill here first got room, -1 before. `n_lost`: how often blocks that
-    another tier here seemed to have did not come. `pending_media`: indices of
+    `n_cached`: the cached tokens found when its prefill here first got room, -1 before. `pending_media`: indices of
     pictures still to be encoded. `in_flight`: how many of its work items lanes are executing. `started`: whether its
     present stage has been in a batch. `rank`: the scheduler's order, smaller goes first; `rest`: the tokens and
     pictures to compute when `rank` was made. `token_s`: seconds per token of the latest batch with a chunk of it, 0
@@ -75,7 +74,6 @@ class LiveSequence:
         "n_cached",
         "n_computed",
         "n_late",
-        "n_lost",
         "n_most",
         "order",
         "pending_media",
@@ -108,7 +106,6 @@ class LiveSequence:
         self.tokens: list[int] = [*request.prompt_ids, *produced]
         self.n_computed = 0
         self.n_cached = -1
-        self.n_lost = 0
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.pending_media: list[int] = list(range(len(request.media)))
         self.hold = Hold()
@@ -139,6 +136,11 @@ class LiveSequence:
         self.started = False
         self.token_s = 0.0
         self.prompt_logprobs = []
+
+    def lost(self) -> None:
+        """Note that some of what was found of it did not come, so that less is cached."""
+        if not self.n_produced:
+            self.n_cached = -1
 
     def queue(self, now: float) -> None:
         """Begin to wait, from now on, for the first batch of the present stage."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from hydrainfer.cache import DEVICE, Lowering, Pulls
-from hydrainfer.core import ExportHandle, LiveSequence, StoreStats
+from hydrainfer.cache import DEVICE, HostTier, Lowering, Pulls
+from hydrainfer.core import ExportHandle, LiveSequence, Stage, StoreStats
 from hydrainfer.engine.ports import CopyTicket, Puller
 from hydrainfer.engine.stored import Stored
 from hydrainfer.scheduler import Scheduler, Shift
@@ -79,6 +79,8 @@ class Copies:
         for copy in running:
             ok = True if copy.completion is None else copy.completion.poll(now)
             if ok is not None:
+                if copy.late and self.stored is not None:
+                    self.stored.unstuck()
                 if self._scheduler.shifted(copy.shift, now - copy.began_s if ok else None, now):
                     lost.append(copy.shift.seq)
                 continue
@@ -86,7 +88,7 @@ class Copies:
             if not copy.late and now >= copy.began_s + copy.shift.limit_s:
                 copy.late = True
                 if self.stored is not None:
-                    self.stored.failed("a load took longer than computing would have", now)
+                    self.stored.stuck(now)
                 if self._scheduler.fetching.late(copy.shift, now):
                     lost.append(copy.shift.seq)
         return lost
@@ -107,7 +109,15 @@ class Copies:
             ticket = self._movers[shift.source].begin(shift.source, shift.pulls, now)
             self._running.append(_Running(shift, now, ticket))
         host = self._scheduler.host
-        if host is not None and self._lowering is None and (lowering := host.lower()) is not None:
+        if host is not None and self._lowering is None:
+            self._lower(host, now)
+
+    def _lower(self, host: HostTier, now: float) -> None:
+        """Begin to copy what was published to host memory, unless nobody could find it there, because this instance
+        does not prefill."""
+        if not self._scheduler.duties.runs(Stage.PREFILL):
+            host.clear()
+        elif (lowering := host.lower()) is not None:
             self._lowering = lowering, self._movers[DEVICE].begin(DEVICE, lowering.pulls, now)
 
     def wake_at(self) -> float:

@@ -81,6 +81,14 @@ class Stored:
         self._tier.worked()
         return not n_lost
 
+    def stuck(self, now: float) -> None:
+        """Note that a request has gone on without its load, which is not over. Call `unstuck` when it is."""
+        self._tier.n_stuck += 1
+        self.failed("a load took longer than computing would have", now)
+
+    def unstuck(self) -> None:
+        self._tier.n_stuck -= 1
+
     def failed(self, why: str, now: float) -> None:
         """Leave the store alone for a while."""
         self._counts.n_failures += 1

@@ -267,6 +267,7 @@ class Admission:
     def dropped(self, request_id: str) -> None:
         """Note that an arriving request does not come. Nothing writes to its blocks any more."""
         seq = self.arriving.pop(request_id)
+        self._asking.forget(request_id)
         if self._fetching.dropped(seq):
             self._room.release(seq, landed=False)
         self._parking.release(request_id)

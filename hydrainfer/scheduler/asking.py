@@ -69,6 +69,7 @@ class Asking:
 
     def forget(self, request_id: str) -> None:
         """Note that a request is not here any more."""
+        self._finder.lost.pop(request_id, None)
         if self._asked:
             self._asked.discard(request_id)
             self._waiting.pop(request_id, None)

@@ -23,12 +23,13 @@ _LEAST_S = 0.05
 @dataclass(slots=True)
 class _Running:
     """`shifts`: those that are not done. `arrives`: the sequence has not landed, so it is not live. `came`: it has
-    landed, and brought something. `late`: a copy takes too long."""
+    landed, and brought something. `gone`: it does not come. `late`: a copy takes too long."""
 
     fetches: Sequence[Fetch]
     shifts: list[Shift]
     arrives: bool = False
     came: bool = False
+    gone: bool = False
     ok: bool = True
     late: bool = False
 
@@ -103,7 +104,7 @@ class Fetching:
             running.ok = False
         elif shift.n_bytes:
             self._room.finder.tiers[shift.source].loaded(shift.n_bytes, seconds)
-        if running.shifts or (running.arrives and not seq.cancelled):
+        if running.shifts or (running.arrives and not running.gone):
             return False
         return self._end(seq, running, now)
 
@@ -112,9 +113,10 @@ class Fetching:
         del self._running[seq.id]
         self.live.pop(seq.id, None)
         self._room.drop(running.fetches)
-        if seq.cancelled or not running.ok:
+        ends = seq.cancelled or running.gone
+        if ends or not running.ok:
             self._room.release(seq, landed=False)
-        if seq.cancelled:
+        if ends:
             self._free(seq)
             return False
         if not running.ok:
@@ -126,10 +128,10 @@ class Fetching:
         return not self._enter(seq)
 
     def _lose(self, seq: LiveSequence, now: float) -> None:
+        lost = self._room.finder.lost
         self.n_failed += 1
-        seq.n_lost += 1
-        if not seq.n_produced:
-            seq.n_cached = -1  # it will find less
+        lost[seq.id] = lost.get(seq.id, 0) + 1
+        seq.lost()
         self._restart(seq, now)
 
     # ---- copies that take too long
@@ -140,7 +142,7 @@ class Fetching:
         if running is None or shift not in running.shifts:
             return False
         running.late, running.ok = True, False
-        return not running.arrives and self._leave(shift.seq, running, now)
+        return (running.gone or not running.arrives) and self._leave(shift.seq, running, now)
 
     def _leave(self, seq: LiveSequence, running: _Running, now: float) -> bool:
         """Take a sequence out of the room that copies still write to."""
@@ -148,10 +150,14 @@ class Fetching:
         self.live.pop(seq.id, None)
         self.n_late += 1
         lease = self._room.leave(seq, f"late {self.n_late}")
-        self._late.append(_Late(lease, running.fetches, running.shifts))
+        late = _Late(lease, running.fetches, running.shifts)
+        if late.shifts:
+            self._late.append(late)
+        else:
+            self._give_back(late)
         for _ in running.shifts:
             seq.unpin()
-        if seq.cancelled:
+        if seq.cancelled or running.gone:
             self._free(seq)
             return False
         self._lose(seq, now)
@@ -159,9 +165,11 @@ class Fetching:
 
     def _over(self, late: _Late, shift: Shift) -> None:
         late.shifts.remove(shift)
-        if late.shifts:
-            return
-        self._late.remove(late)
+        if not late.shifts:
+            self._late.remove(late)
+            self._give_back(late)
+
+    def _give_back(self, late: _Late) -> None:
         self._room.drop(late.fetches)
         if late.lease is not None:
             self._room.caches.release(late.lease)
@@ -192,7 +200,9 @@ class Fetching:
             del self._running[seq.id]
             self._room.drop(running.fetches)
             return True
-        seq.cancelled = True
+        running.gone = True
+        if running.late:
+            self._leave(seq, running, 0.0)
         return False
 
     def forget(self, seq: LiveSequence) -> None:

@@ -24,6 +24,7 @@ class Finder:
         work_s: Callable[[int, int], float] = lambda *_: float("inf"),
     ) -> None:
         self.tiers = {tier.name: tier for tier in tiers}
+        self.lost: dict[str, int] = {}  # by sequence id: how often what other tiers seemed to have did not come
         self._caches, self._work_s = caches, work_s
         self._keys: dict[str, tuple[int, dict[str, list[bytes]]]] = {}  # by sequence id: n tokens, keys by spec
         self._hits: dict[tuple[str, bool], tuple[tuple, Hit]] = {}  # by sequence id: what it depends on, and the hit
@@ -42,7 +43,7 @@ class Finder:
         """Find the cached blocks that these steps need and may share; with `tiers`, also those that other tiers have.
         The result is kept while the caches' keys do not change, because it is asked for in every step until there is
         room."""
-        version, tiers = self._caches.version, tiers and seq.n_lost < _MOST_LOST
+        version, tiers = self._caches.version, tiers and self.lost.get(seq.id, 0) < _MOST_LOST
         if self.tiers:  # asked so often that an empty sum would show
             version += sum(tier.version for tier in self.tiers.values())
         state = (visit, len(seq.tokens), seq.n_computed, version)

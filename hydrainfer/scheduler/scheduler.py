@@ -72,7 +72,7 @@ class Scheduler:
         self.budgets = budgets
         self.policy = policy or Policy()
         self._order = Order(self.duties, self.policy)
-        self.host = HostTier(caches, host) if host and host.specs and self.duties.runs(Stage.PREFILL) else None
+        self.host = HostTier(caches, host) if host is not None and host.specs else None
         others = [tier for tier in (self.host, *tiers, store) if tier is not None]
         finder = Finder(caches, others, self._order.pace.seconds)
         self.room = SequenceRoom(caches, self.policy.headroom_tokens, finder)

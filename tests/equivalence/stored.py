@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -22,7 +23,7 @@ from hydrainfer.stores import StoreError, StoreFull
 from tests.equivalence.mixed import image
 from tests.parts import parts
 
-OPTIONS = {"threads": 1, "native_kernels": False, "block_tokens": 4, "token_budget": 64}
+OPTIONS = {"threads": 1, "native_kernels": False, "block_tokens": 4, "token_budget": 64, "kv_cache_gib": 0.2}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 
 
@@ -38,6 +39,16 @@ def start(path, folder=None, layout="1EPD", *, patient=True, **options):
     for engine in engines(llm) if patient else ():
         engine.scheduler.asking.patience_s = engine.scheduler.fetching.least_s = 30.0
     return llm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def old_objects_stay():
+    """What is there by now is not looked through each time that an `LLM` is closed, which takes longer than a test's
+    requests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -121,7 +132,15 @@ def ask(llm, turns, sampling=GREEDY):
 
 
 async def ask_all(llm, turns, sampling=GREEDY):
-    return list(await asyncio.gather(*(answer(llm, turn, sampling) for turn in turns)))
+    answers = await asyncio.gather(*(answer(llm, turn, sampling) for turn in turns))
+    await ended(llm)
+    return list(answers)
+
+
+async def ended(llm):
+    """Wait until every request is over: its end is told to this event loop."""
+    while parts(llm).sessions.n_live:
+        await asyncio.sleep(0.002)
 
 
 async def begin(llm, turn, sampling):

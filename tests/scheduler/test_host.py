@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hydrainfer.cache import HOST, CacheSet
+from hydrainfer.cache import CacheSet
 from hydrainfer.core import Lane, Role
 from hydrainfer.scheduler import Budgets, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
@@ -79,7 +79,14 @@ def test_parked_sequences_go_before_cached_prefixes():
     instance.hosted.release(lease)
 
 
-def test_an_instance_that_only_decodes_keeps_no_prefixes_there():
-    caches = CacheSet({KV: 40})
-    assert Scheduler(Role.parse("D"), caches, Budgets(), host=CacheSet({KV: 10})).host is None
-    assert Scheduler(Role.parse("P"), caches, Budgets(), host=CacheSet({KV: 10})).host.name == HOST
+@pytest.mark.parametrize(("role", "kept"), [("D", False), ("PD", True)])
+def test_an_instance_that_only_decodes_keeps_no_prefixes_there(role, kept):
+    caches, device = CacheSet({KV: 40}), FakeDevice()
+    s = Scheduler(Role.parse(role), caches, Budgets(), host=CacheSet({KV: 10}))
+    rig = StoreRig(caches, mover=FakeMover(device, random.Random(0), bad=False))
+    rig.attach(s)
+    lease = caches.reserve("r", {"kv": range(1)})
+    caches.commit(lease, "kv", 0, [b"key"])
+    s.host.published("kv", [b"key"], range(1))
+    rig.turn(0.0)
+    assert rig.busy == kept and not s.host.waiting

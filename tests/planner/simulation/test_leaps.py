@@ -75,10 +75,14 @@ def outcome(layout, seed, leaps, requests=trace, **more):
     events = []
     s = Simulator(list(deployment(layout, **more)), Link(bytes_per_s=1e8), record=events.append, leaps=leaps)
     served = s.run(as_requests(requests(seed), KV.block_tokens))
+    end_s = s.now
     for node in s.nodes.values():
+        while not node.engine.idle:  # what was published goes to host memory
+            s.now += 1.0
+            node.engine.step(s.now)
         node.caches.check(idle=True)
         node.engine.scheduler.check()
-    counts = {name: node.engine.stats(s.now) for name, node in s.nodes.items()}
+    counts = {name: node.engine.stats(end_s) for name, node in s.nodes.items()}
     steps = {name: (c.n_steps, c.n_preemptions, c.n_landed, c.blocks_pulled) for name, c in counts.items()}
     return [(r.request.id, r.token_s, r.finish) for r in served], steps, sorted(events), s.n_turns
 
