@@ -375,7 +375,7 @@ def long_ones(path_of, tmp_path_factory):
     [("has", "1EPD"), ("read", "1EPD"), ("read", "1P1D"), ("write", "1EPD"), ("touch", "1EPD")],
 )
 def test_nobody_waits_for_a_store_that_hangs(path_of, long_ones, tmp_path, always_loaded, faulty, method, layout):
-    """From its first such call on. All blocks come back, at the latest with the calls."""
+    """The store hangs from the first call of this method on. All blocks come back, at the latest when calls end."""
     folder, wanted = long_ones
     with start(path_of("llama"), shutil.copytree(folder, tmp_path / "store"), layout, patient=False) as llm:
         for store in faulty:
