@@ -24,7 +24,11 @@ class Oracle:
         request = seq.request
         answer = self.answers.get(key(request.prompt_ids, request.sampling, request.choice), ())
         guesses = answer[seq.n_produced : seq.n_produced + n]
-        return Guess([token if self.rng.random() < self.right else self.rng.randrange(300) for token in guesses])
+        return Guess([token if self.rng.random() < self.right else self._other(token, answer) for token in guesses])
+
+    def _other(self, token, answer):
+        """A wrong guess that a grammar may permit, as it permits few tokens at random."""
+        return self.rng.choice([other for other in answer if other != token] or [token ^ 1])
 
     def keep(self, seqs):
         pass

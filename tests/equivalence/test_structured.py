@@ -105,7 +105,10 @@ def test_drafts_change_no_token(tiny, outputs, layout, drafts, right, few, monke
             if drafts == "grammar,oracle":
                 assert counts["grammar"].n_accepted == counts["grammar"].n_tokens > 20
                 assert counts["oracle"].n_accepted == counts["oracle"].n_tokens > 20
-            assert (counts["oracle"].n_accepted > 20) == (right > 0)
+            if right > 0:
+                assert counts["oracle"].n_accepted > 20
+            else:  # a grammar leaves few wrong guesses to verify, under load perhaps none
+                assert "oracle" not in counts or counts["oracle"].n_accepted == 0
 
 
 def test_a_lost_instance_changes_nothing(tiny):
