@@ -165,7 +165,7 @@ def build_engine(
         moved=None if node is None else node.moved,
         give_up_after=float("inf") if node is None else _BROKEN_AFTER,  # a single instance is not restarted
         ready=(lambda _: True) if around.grammars is None else around.grammars.ready,
-        copies=_copies(scheduler, stores, hosted, store, around.wake),
+        copies=_copies(scheduler, stores, hosted, store, around),
         ahead=settled.ahead,
     )
     engines.append(engine)
@@ -286,13 +286,13 @@ def _copies(
     stores: dict[str, BlockStore],
     hosted: dict[str, BlockStore],
     store: OpenStore | None,
-    wake: Callable[[], None],
+    around: Surroundings,
 ) -> Copies | None:
     """The copies between the tiers of this instance, and from and to its shared store; None if there are none."""
     movers: dict[str, Mover] = {}
     if hosted:
-        movers |= tier_movers(*between_tiers({DEVICE: stores, HOST: hosted}, wake))
-    stored = None if store is None else stored_of(store, scheduler, stores, wake)
+        movers |= tier_movers(*between_tiers({DEVICE: stores, HOST: hosted}, around.wake))
+    stored = None if store is None else stored_of(store, scheduler, stores, around.wake, around.clock)
     if stored is not None:
         movers[STORE] = stored
     return Copies(scheduler, movers, stored) if movers else None

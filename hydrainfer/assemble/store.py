@@ -46,7 +46,7 @@ def open_store(config: ServeConfig, described: ModelConfig, dtype: str, specs: M
         contents, tier.byte_s = shared.contents(), _byte_s(shared)
     except StoreError as e:
         _log.warning("%s; the server starts without it and tries again", e)
-        tier.failed(time.monotonic())
+        tier.failed("ask", time.monotonic())
         return OpenStore(shared, tier, f"{shared.place}, not reached")
     limit = "" if contents.limit_bytes is None else f" of {contents.limit_bytes / GIB:.3g}"
     held = f"{contents.n_blocks:,} blocks, {contents.n_bytes / GIB:.2f}{limit} GiB"
@@ -55,10 +55,14 @@ def open_store(config: ServeConfig, described: ModelConfig, dtype: str, specs: M
 
 
 def stored_of(
-    opened: OpenStore, scheduler: Scheduler, stores: Mapping[str, BlockStore], wake: Callable[[], None]
+    opened: OpenStore,
+    scheduler: Scheduler,
+    stores: Mapping[str, BlockStore],
+    wake: Callable[[], None],
+    clock: Callable[[], float],
 ) -> Stored:
-    """The engine's work with a store."""
-    return Stored(scheduler, ThreadedClient(opened.shared, stores, wake), opened.tier)
+    """The engine's work with a store. `clock`: the engine's."""
+    return Stored(scheduler, ThreadedClient(opened.shared, stores, wake, clock), opened.tier)
 
 
 def _root(config: ServeConfig, described: ModelConfig, dtype: str) -> Root:

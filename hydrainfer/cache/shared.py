@@ -11,7 +11,7 @@ answer may be outdated at once, so whoever loads takes a block that does not com
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Literal, NamedTuple
@@ -86,8 +86,7 @@ def refs_of(spec: CacheSpec, keys: Sequence[bytes], numbers: Iterable[int]) -> l
 
 
 class StoreTier:
-    """A `Tier`: the blocks that the store has said it has. `open`: whether it is used now. `n_stuck`: loads that take
-    so long that their requests went on without them; they keep room, so no more are begun before they end."""
+    """A `Tier`: the blocks that the store has said it has. `open`: whether it is used now."""
 
     name = STORE
 
@@ -95,8 +94,8 @@ class StoreTier:
         self.specs = specs
         self.version = 0
         self.byte_s = 0.0  # of a load, as measured
-        self.n_failures = 0  # in a row
-        self.n_stuck = 0
+        self._n_failures: Counter[str] = Counter()  # in a row, by job
+        self._n_bytes_held = 0
         self._known: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         self._refs: dict[int, tuple[str, BlockRef]] = {}
         self._n_made = 0
@@ -115,9 +114,11 @@ class StoreTier:
         return [known.get((spec, key)) for key in keys]
 
     def hold(self, spec: str, blocks: Sequence[int]) -> None:
-        """Nothing: a store may lose a block at any time."""
+        """Note that blocks are to be loaded. The store may lose them all the same."""
+        self._n_bytes_held += len(blocks) * self.specs[spec].block_bytes
 
-    def drop(self, spec: str, blocks: Sequence[int]) -> None: ...
+    def drop(self, spec: str, blocks: Sequence[int]) -> None:
+        self._n_bytes_held -= len(blocks) * self.specs[spec].block_bytes
 
     def ref(self, block: int) -> BlockRef | None:
         """The block of this number; None if it is not known any more."""
@@ -152,25 +153,28 @@ class StoreTier:
 
     def turn(self, now: float) -> bool:
         """Use the store again when it has been left alone for long enough. Returns whether it is used."""
-        if not self._open and now >= self._shut_until and not self.n_stuck:
+        if not self._open and now >= self._shut_until:
             self._open = True
             self.version += 1
         return self._open
 
-    def failed(self, now: float) -> None:
-        """Leave the store alone for a while, which is longer each time."""
-        self.n_failures += 1
-        self._shut_until = now + min(_LONGEST_S, _FIRST_S * 2 ** min(self.n_failures - 1, 10))
+    def failed(self, what: str, now: float) -> int:
+        """Leave the store alone for a while, which is longer each time that jobs of this kind fail in a row. Returns
+        how often they did."""
+        self._n_failures[what] += 1
+        n_failures = self._n_failures[what]
+        self._shut_until = max(self._shut_until, now + min(_LONGEST_S, _FIRST_S * 2 ** min(n_failures - 1, 10)))
         if self._open:
             self._open = False
             self.version += 1
+        return n_failures
 
-    def worked(self) -> None:
-        self.n_failures = 0
+    def worked(self, what: str) -> None:
+        self._n_failures[what] = 0
 
     def opens_at(self) -> float:
         """The time at which it is used again; infinity if it is used."""
-        return float("inf") if self._open or self.n_stuck else self._shut_until
+        return float("inf") if self._open else self._shut_until
 
     def loaded(self, n_bytes: int, seconds: float) -> None:
         """Nothing: the time includes waiting for other loads, see `measured`."""
@@ -181,5 +185,5 @@ class StoreTier:
         self.byte_s = each_s if not self.byte_s else self.byte_s + 0.2 * (each_s - self.byte_s)
 
     def load_s(self, n_bytes: int) -> float:
-        """How long it takes to load so much."""
-        return n_bytes * self.byte_s
+        """How long it takes to load so much, and all that is to be loaded before."""
+        return (n_bytes + self._n_bytes_held) * self.byte_s

@@ -18,8 +18,9 @@ _NEVER = float("inf")
 class Mover(Protocol):
     """Copies blocks from one tier."""
 
-    def begin(self, source: str, pulls: Pulls, now: float) -> CopyTicket | None:
-        """Begin a copy from the tier `source`; None if nothing is to be copied."""
+    def begin(self, source: str, pulls: Pulls, now: float, limit_s: float = _NEVER) -> CopyTicket | None:
+        """Begin a copy from the tier `source`; None if nothing is to be copied. One that can be given up fails if it
+        takes longer than `limit_s` by itself."""
 
     def close(self) -> None: ...
 
@@ -31,7 +32,13 @@ class TierMover:
     def __init__(self, puller: Puller, exports: Mapping[str, dict[str, ExportHandle]]) -> None:
         self._puller, self._exports = puller, exports
 
-    def begin(self, source: str, pulls: Pulls, now: float) -> CopyTicket | None:  # noqa: ARG002 - as all movers
+    def begin(
+        self,
+        source: str,
+        pulls: Pulls,
+        now: float,
+        limit_s: float = _NEVER,  # noqa: ARG002 - as all movers
+    ) -> CopyTicket | None:
         exports = self._exports[source]
         sources = {spec: exports[spec] for spec in pulls.blocks}
         return self._puller.pull(sources, pulls) if sources else None
@@ -50,7 +57,6 @@ class _Running:
     shift: Shift
     began_s: float
     completion: CopyTicket | None  # None: nothing is to be copied
-    late: bool = False
 
 
 class Copies:
@@ -78,19 +84,10 @@ class Copies:
         running, self._running, lost = self._running, [], []
         for copy in running:
             ok = True if copy.completion is None else copy.completion.poll(now)
-            if ok is not None:
-                if copy.late and self.stored is not None:
-                    self.stored.unstuck()
-                if self._scheduler.shifted(copy.shift, now - copy.began_s if ok else None, now):
-                    lost.append(copy.shift.seq)
-                continue
-            self._running.append(copy)
-            if not copy.late and now >= copy.began_s + copy.shift.limit_s:
-                copy.late = True
-                if self.stored is not None:
-                    self.stored.stuck(now)
-                if self._scheduler.fetching.late(copy.shift, now):
-                    lost.append(copy.shift.seq)
+            if ok is None:
+                self._running.append(copy)
+            elif self._scheduler.shifted(copy.shift, now - copy.began_s if ok else None, now):
+                lost.append(copy.shift.seq)
         return lost
 
     def _poll_lowering(self, running: tuple[Lowering, CopyTicket | None], now: float) -> None:
@@ -106,7 +103,7 @@ class Copies:
         if self.stored is not None:
             self.stored.start(now)
         for shift in self._scheduler.shifts():
-            ticket = self._movers[shift.source].begin(shift.source, shift.pulls, now)
+            ticket = self._movers[shift.source].begin(shift.source, shift.pulls, now, shift.limit_s)
             self._running.append(_Running(shift, now, ticket))
         host = self._scheduler.host
         if host is not None and self._lowering is None:
@@ -121,12 +118,12 @@ class Copies:
             self._lowering = lowering, self._movers[DEVICE].begin(DEVICE, lowering.pulls, now)
 
     def wake_at(self) -> float:
-        """The time at which the first copy is done or late; infinity if it is not known before the engine is woken."""
+        """The time at which the first copy is done or given up; infinity if it is not known before the engine is
+        woken."""
         wake_at = _NEVER if self.stored is None else self.stored.wake_at()
         for copy in self._running:
             ready = float("-inf") if copy.completion is None else copy.completion.ready_at()
-            late_s = _NEVER if copy.late else copy.began_s + copy.shift.limit_s
-            wake_at = min(wake_at, late_s if ready is None else ready)
+            wake_at = wake_at if ready is None else min(wake_at, ready)
         if self._lowering is not None and self._lowering[1] is not None:
             ready = self._lowering[1].ready_at()
             wake_at = wake_at if ready is None else min(wake_at, ready)
@@ -135,7 +132,7 @@ class Copies:
     @property
     def copying(self) -> bool:
         """Whether a copy is running that a request waits for."""
-        return any(not copy.late for copy in self._running)
+        return bool(self._running)
 
     @property
     def holding(self) -> bool:

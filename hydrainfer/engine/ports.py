@@ -113,12 +113,17 @@ class StoreTicket(Protocol):
     def ready_at(self) -> float | None:
         """The time at which the result will be there, on the engine's clock; None if that is unknown: see `Ticket`."""
 
+    def began_at(self) -> float:
+        """The time at which the job itself began or will begin, after those before it, on the engine's clock; infinity
+        while that is unknown. The engine is woken when a job begins."""
+
     def wait(self, seconds: float) -> float:
         """Wait until it is done, but no longer than so many seconds. Returns how many are left. For the end, when there
         are no steps."""
 
     def cancel(self) -> None:
-        """Give up. Once this has returned, nothing that is read of our blocks can be found in the store."""
+        """Give up. Once this has returned, nothing that is read of our blocks can be found in the store, and nothing is
+        written to them."""
 
 
 class StoreClient(Protocol):

@@ -3,8 +3,6 @@
 waiting ─admitted: room on the device, and a copy from each tier that has some of it─> fetching ─> its stage
                                              a copy fails, or takes too long ─> computed again
 arriving ─reserved: the same, beside what it brings─> landed, and all copies are over ─> its stage
-
-A copy that takes too long goes on writing into the room that its sequence had. That is given back when it is over.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hydrainfer.cache import DEVICE, STORE, Fetch, Hit, Lease, Pulls
+from hydrainfer.cache import DEVICE, STORE, Fetch, Hit, Pulls
 from hydrainfer.core import LiveSequence
 from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.room import SequenceRoom
@@ -23,7 +21,7 @@ _LEAST_S = 0.05
 @dataclass(slots=True)
 class _Running:
     """`shifts`: those that are not done. `arrives`: the sequence has not landed, so it is not live. `came`: it has
-    landed, and brought something. `gone`: it does not come. `late`: a copy takes too long."""
+    landed, and brought something. `gone`: it does not come."""
 
     fetches: Sequence[Fetch]
     shifts: list[Shift]
@@ -31,22 +29,12 @@ class _Running:
     came: bool = False
     gone: bool = False
     ok: bool = True
-    late: bool = False
-
-
-@dataclass(slots=True)
-class _Late:
-    """Room that copies still write to, whose sequence is computed elsewhere."""
-
-    lease: Lease | None
-    fetches: Sequence[Fetch]
-    shifts: list[Shift]
 
 
 class Fetching:
     """`live`: the sequences by id. `enter(seq)` lets one enter the stage its cursor names, and returns whether that
     runs here; `restart(seq, now)` makes it be computed again; `free(seq)` gives everything of a cancelled one back.
-    `least_s`: a copy may take so long in any case."""
+    `least_s`: a load from a store may take so long in any case."""
 
     def __init__(
         self,
@@ -56,11 +44,10 @@ class Fetching:
         free: Callable[[LiveSequence], None],
     ) -> None:
         self.live: dict[str, LiveSequence] = {}
-        self.n_late = self.n_failed = 0
+        self.n_failed = 0
         self.least_s = _LEAST_S
         self._room, self._enter, self._restart, self._free = room, enter, restart, free
         self._running: dict[str, _Running] = {}
-        self._late: list[_Late] = []
         self._shifts: list[Shift] = []
 
     def begin(self, seq: LiveSequence, hit: Hit, *, arrives: bool = False) -> None:
@@ -88,15 +75,11 @@ class Fetching:
 
     def has(self, shift: Shift) -> bool:
         running = self._running.get(shift.seq.id)
-        return (running is not None and shift in running.shifts) or any(shift in late.shifts for late in self._late)
+        return running is not None and shift in running.shifts
 
     def done(self, shift: Shift, seconds: float | None, now: float) -> bool:
         """Note that a copy has ended after `seconds`, or failed (None). Returns whether its sequence waits again, or
         goes on elsewhere."""
-        for late in self._late:
-            if shift in late.shifts:
-                self._over(late, shift)
-                return False
         seq, running = shift.seq, self._running[shift.seq.id]
         seq.unpin()
         running.shifts.remove(shift)
@@ -134,46 +117,6 @@ class Fetching:
         seq.lost()
         self._restart(seq, now)
 
-    # ---- copies that take too long
-
-    def late(self, shift: Shift, now: float) -> bool:
-        """Note that a copy takes too long: its sequence goes on without it. Returns as `done`."""
-        running = self._running.get(shift.seq.id)
-        if running is None or shift not in running.shifts:
-            return False
-        running.late, running.ok = True, False
-        return (running.gone or not running.arrives) and self._leave(shift.seq, running, now)
-
-    def _leave(self, seq: LiveSequence, running: _Running, now: float) -> bool:
-        """Take a sequence out of the room that copies still write to."""
-        del self._running[seq.id]
-        self.live.pop(seq.id, None)
-        self.n_late += 1
-        lease = self._room.leave(seq, f"late {self.n_late}")
-        late = _Late(lease, running.fetches, running.shifts)
-        if late.shifts:
-            self._late.append(late)
-        else:
-            self._give_back(late)
-        for _ in running.shifts:
-            seq.unpin()
-        if seq.cancelled or running.gone:
-            self._free(seq)
-            return False
-        self._lose(seq, now)
-        return True
-
-    def _over(self, late: _Late, shift: Shift) -> None:
-        late.shifts.remove(shift)
-        if not late.shifts:
-            self._late.remove(late)
-            self._give_back(late)
-
-    def _give_back(self, late: _Late) -> None:
-        self._room.drop(late.fetches)
-        if late.lease is not None:
-            self._room.caches.release(late.lease)
-
     # ---- arrivals, and the end
 
     def landed(self, seq: LiveSequence, now: float) -> bool:
@@ -182,9 +125,7 @@ class Fetching:
         if running is None:
             return True
         running.arrives, running.came = False, True
-        if running.late:
-            self._leave(seq, running, now)
-        elif running.shifts:
+        if running.shifts:
             self.live[seq.id] = seq
         else:
             self._end(seq, running, now)
@@ -201,8 +142,6 @@ class Fetching:
             self._room.drop(running.fetches)
             return True
         running.gone = True
-        if running.late:
-            self._leave(seq, running, 0.0)
         return False
 
     def forget(self, seq: LiveSequence) -> None:

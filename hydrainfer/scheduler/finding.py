@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hydrainfer.cache import BlockRef, CacheSet, CacheSpec, Fetch, Found, Hit, Tier, refs_of
@@ -61,7 +62,10 @@ class Finder:
         here, specs = self._found(seq, visit, ()), self._caches.specs
         n_more = max(0, hit.n_tokens - max(here.n_tokens, seq.n_computed))
         worth_s = self._work_s(n_more, len(here.missing) - len(hit.missing))
-        fetch_s = sum(self.tiers[f.tier].load_s(len(f.blocks) * specs[f.spec].block_bytes) for f in hit.fetches)
+        n_bytes: Counter[str] = Counter()
+        for fetch in hit.fetches:
+            n_bytes[fetch.tier] += len(fetch.blocks) * specs[fetch.spec].block_bytes
+        fetch_s = sum(self.tiers[tier].load_s(n) for tier, n in n_bytes.items())
         return hit._replace(worth_s=worth_s) if fetch_s < worth_s else here
 
     def _found(self, seq: LiveSequence, visit: Visit, asked: Iterable[Tier]) -> Hit:

@@ -22,8 +22,8 @@ _NEWEST = 0.2  # weight of the newest measurement
 
 
 class Shift(NamedTuple):
-    """A copy of all that a sequence needs from the tier `source` of this instance to another. `limit_s`: the sequence
-    waits no longer for it."""
+    """A copy of all that a sequence needs from the tier `source` of this instance to another. `limit_s`: it is given up
+    if it takes longer by itself."""
 
     seq: LiveSequence
     source: str

@@ -369,15 +369,6 @@ class SequenceRoom:
             self.caches.release(lease)
         self.let_go(seq)
 
-    def leave(self, seq: LiveSequence, owner: str) -> Lease | None:
-        """Pass the sequence's blocks, which are not all written, to `owner`, which will release them."""
-        self.finder.forget(seq.id)
-        lease = self._leases.pop(seq.id, None)
-        if lease is not None:
-            self.caches.rename(lease, owner)
-        self.let_go(seq)
-        return lease
-
     def let_go(self, seq: LiveSequence) -> None:
         """Note that a sequence has no blocks any more."""
         seq.hold.blocks = {}

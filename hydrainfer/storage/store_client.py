@@ -18,25 +18,31 @@ from hydrainfer.stores.port import SharedStore, StoreError, StoreFull
 
 _log = logging.getLogger(__name__)
 _LOADERS = 2
+_BUFFER_BYTES = 8 << 20
 _LOOK_S = 0.002
+_NEVER = float("inf")
 _CLOSE_S = 1.0  # how long closing waits for a thread: one that hangs is left behind
 
 
 class Ticket:
     """An `engine.ports.StoreTicket`."""
 
-    __slots__ = ("_lock", "result", "unwanted")
+    __slots__ = ("began_s", "lock", "result", "unwanted")
 
     def __init__(self) -> None:
         self.result: StoreResult | None = None
         self.unwanted = False
-        self._lock = threading.Lock()
+        self.began_s = _NEVER
+        self.lock = threading.Lock()  # whoever holds it may touch the blocks, if it is wanted
 
     def poll(self, now: float) -> StoreResult | None:  # noqa: ARG002 - a modelled store needs the time
         return self.result
 
     def ready_at(self) -> float | None:
         return None
+
+    def began_at(self) -> float:
+        return self.began_s
 
     def wait(self, seconds: float) -> float:
         until_s = time.monotonic() + seconds
@@ -45,11 +51,11 @@ class Ticket:
         return max(0.0, until_s - time.monotonic())
 
     def cancel(self) -> None:
-        with self._lock:  # whoever publishes a block right now has asked before
+        with self.lock:
             self.unwanted = True
 
     def wanted(self) -> bool:
-        with self._lock:
+        with self.lock:
             return not self.unwanted
 
 
@@ -59,15 +65,24 @@ class _Task(NamedTuple):
 
 
 class ThreadedClient:
-    """An `engine.ports.StoreClient`. `stores`: the blocks of the instance, by cache. It calls `wake()` after each job.
-    Questions, loads and writes do not wait for each other. `close` also closes `shared`."""
+    """An `engine.ports.StoreClient`. `stores`: the blocks of the instance, by cache; `clock`: the engine's. It calls
+    `wake()` when a job begins and when it is over. Questions, loads and writes do not wait for each other. `close` also
+    closes `shared`."""
 
-    def __init__(self, shared: SharedStore, stores: Mapping[str, BlockStore], wake: Callable[[], None]) -> None:
-        self._shared, self._stores, self._wake = shared, stores, wake
+    def __init__(
+        self,
+        shared: SharedStore,
+        stores: Mapping[str, BlockStore],
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shared, self._stores, self._wake, self._clock = shared, stores, wake, clock
         self._layouts = {name: layout_digest(store.spec) for name, store in stores.items()}
         self._closed = False
         self._queues: dict[str, SimpleQueue[_Task | None]] = {}
         self._threads: list[threading.Thread] = []
+        self._loading: dict[str, Ticket] = {}  # by thread
+        self._local = threading.local()
         for names, n in ((("ask",), 1), (("load",), _LOADERS), (("save", "touch"), 1)):
             queue: SimpleQueue[_Task | None] = SimpleQueue()
             self._queues |= dict.fromkeys(names, queue)
@@ -86,6 +101,8 @@ class ThreadedClient:
         ticket = Ticket()
         if self._closed:
             ticket.result = StoreResult({}, "the store is closed")
+        elif job.what == "load" and self._hangs():
+            ticket.result = StoreResult({}, "earlier loads have not ended yet")
         else:
             self._queues[job.what].put(_Task(job, ticket))
         return ticket
@@ -102,11 +119,21 @@ class ThreadedClient:
             thread.join(_CLOSE_S)
         self._shared.close()
 
+    def _hangs(self) -> bool:
+        """Whether every thread that loads is at something that was given up."""
+        loading = list(self._loading.values())
+        return len(loading) == _LOADERS and all(ticket.unwanted for ticket in loading)
+
     def _loop(self, queue: SimpleQueue[_Task | None]) -> None:
         compute_alone()
         with torch.inference_mode():
             while (task := queue.get()) is not None:
+                task.ticket.began_s = self._clock()
+                if task.job.what == "load":
+                    self._loading[threading.current_thread().name] = task.ticket
+                self._wake()
                 task.ticket.result = self._done(task)
+                self._loading.pop(threading.current_thread().name, None)
                 self._wake()
 
     def _done(self, task: _Task) -> StoreResult:
@@ -134,22 +161,44 @@ class ThreadedClient:
             return self._shared.touch(names)
         store = self._stores[spec]
         if what == "load":
-            return self._load(store, names, blocks)
+            return self._load(store, names, blocks, ticket)
         n = self._shared.write(names, _views(store, blocks), ticket.wanted)
         return [i < n for i in range(len(names))]
 
     def _name(self, spec: str, ref: BlockRef) -> BlockName:
         return name_of(self._layouts[spec], spec, ref)
 
-    def _load(self, store: BlockStore, names: Sequence[BlockName], blocks: Sequence[int]) -> list[bool]:
-        if store.device.type == "cpu":
-            return self._shared.read(names, _views(store, blocks))
-        size = stored_bytes(store.spec)
-        staged = torch.empty(len(blocks), size, dtype=torch.uint8, pin_memory=True)
-        there = self._shared.read(names, [row.numpy().data for row in staged])
-        store.bytes[torch.tensor(blocks, device=store.device), :size] = staged.to(store.device)
-        torch.cuda.current_stream(store.device).synchronize()
+    def _load(self, store: BlockStore, names: Sequence[BlockName], blocks: Sequence[int], ticket: Ticket) -> list[bool]:
+        """Which blocks came. They are read elsewhere first: the room of a load that is given up is free at once, also
+        if reading hangs."""
+        size, there = stored_bytes(store.spec), list[bool]()
+        buffer = self._buffer(size, pinned=store.device.type != "cpu")
+        for i in range(0, len(blocks), len(buffer)):
+            some = blocks[i : i + len(buffer)]
+            there += self._shared.read(names[i : i + len(buffer)], [row.numpy().data for row in buffer[: len(some)]])
+            with ticket.lock:
+                if ticket.unwanted:
+                    return there + [False] * (len(blocks) - len(there))
+                _put(store, some, buffer[: len(some)])
         return there
+
+    def _buffer(self, size: int, *, pinned: bool) -> torch.Tensor:
+        """This thread's room for blocks of so many bytes, one in each row."""
+        n_rows = max(1, _BUFFER_BYTES // size)
+        flat: torch.Tensor | None = getattr(self._local, "flat", None)
+        if flat is None or len(flat) < n_rows * size:
+            flat = self._local.flat = torch.empty(max(_BUFFER_BYTES, size), dtype=torch.uint8, pin_memory=pinned)
+        return flat[: n_rows * size].view(n_rows, size)
+
+
+def _put(store: BlockStore, blocks: Sequence[int], rows: torch.Tensor) -> None:
+    """Write blocks, and wait until they are written."""
+    if store.device.type == "cpu":
+        for block, row in zip(blocks, rows):
+            store.bytes[block, : len(row)].copy_(row)
+        return
+    store.bytes[torch.tensor(blocks, device=store.device), : rows.shape[1]] = rows.to(store.device)
+    torch.cuda.current_stream(store.device).synchronize()
 
 
 def _views(store: BlockStore, blocks: Sequence[int]) -> list[memoryview]:

@@ -101,7 +101,7 @@ def check_whole(llm, end=0.0):
         time.sleep(0.003)
     for engine, pool in zip(engines(llm), parts(llm).pools().values(), strict=True):
         pool.check(idle=True)
-        assert not engine.scheduler.fetching.live and not engine.scheduler.fetching._late
+        assert not engine.scheduler.fetching.live
 
 
 # ---- conversations

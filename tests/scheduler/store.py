@@ -1,6 +1,7 @@
 """A shared store on fake devices: jobs take some time, and may fail in every way that a store can."""
 
 import random
+from itertools import count
 
 from hydrainfer.cache import DEVICE, HOST, STORE, StoreResult, StoreTier
 from hydrainfer.engine import Copies, Stored, StoreTimes
@@ -11,17 +12,18 @@ class Shelf:
     """What a store has, by cache and key, as slots of a device that computes nothing."""
 
     def __init__(self):
-        self.numbers, self.device = {}, FakeDevice()
+        self.numbers, self.device, self._fresh = {}, FakeDevice(), count(1)
 
     def put(self, name, theirs, block):
-        number = self.numbers.setdefault(name, len(self.numbers) + 1)
+        number = self.numbers[name] = self.numbers.get(name) or next(self._fresh)
         self.device.copy(name[0], STORE, theirs, DEVICE, block, number)
 
 
 class FakeTicket:
     def __init__(self, store, job):
         self.store, self.job = store, job
-        self.at = store.clock() + store.rng.uniform(0.0, store.slowest)
+        self.began = store.clock() + store.rng.uniform(0.0, store.queued) * (job.what == "load")
+        self.at = self.began + store.rng.uniform(0.0, store.slowest)
         self.cancelled = False
         if job.what == "save":
             self.before = store.values(job)
@@ -34,6 +36,9 @@ class FakeTicket:
     def ready_at(self):
         return self.at
 
+    def began_at(self):
+        return self.began
+
     def wait(self, seconds):
         self.at = float("-inf")
         return seconds
@@ -43,13 +48,14 @@ class FakeTicket:
 
 
 class FakeStore:
-    """A `StoreClient`. `bad`: it fails, loses blocks and lies about them now and then. `jobs`: those begun so far."""
+    """A `StoreClient`. `bad`: it fails, loses blocks and lies about them now and then. A load begins after
+    `queued` seconds at most; a job takes `slowest` at most. `jobs`: all so far."""
 
     n_corrupt = 0
 
-    def __init__(self, device, clock, rng=None, bad=False, shelf=None, slowest=3.0):
+    def __init__(self, device, clock, rng=None, bad=False, shelf=None, slowest=3.0, queued=0.0):
         self.device, self.clock, self.rng, self.bad = device, clock, rng or random.Random(0), bad
-        self.shelf, self.slowest = shelf or Shelf(), slowest
+        self.shelf, self.slowest, self.queued = shelf or Shelf(), slowest, queued
         self.jobs = []
 
     def start(self, job):
@@ -109,7 +115,7 @@ class FakeMover:
     def __init__(self, device, rng, bad):
         self.device, self.rng, self.bad = device, rng, bad
 
-    def begin(self, source, pulls, now):
+    def begin(self, source, pulls, now, limit_s=0.0):
         return FakeCopy(self, source, pulls, now + self.rng.uniform(0.0, 3.0))
 
 

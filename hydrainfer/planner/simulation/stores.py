@@ -95,6 +95,9 @@ class ModelledJob:
     def ready_at(self) -> float | None:
         return self._at_s
 
+    def began_at(self) -> float:
+        return self._at_s - self._seconds
+
     def wait(self, seconds: float) -> float:  # noqa: ARG002 - as other tickets
         return 0.0
 
