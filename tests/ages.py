@@ -51,8 +51,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """What each experiment measures."""
 TOO_OLD = frozenset({"b01_side_by_side", "b14", "b15"})
-"""Results that are known to be too old, and wait to be measured again; `b01_side_by_side` on a Zen 5. The house asks for
-no more of them."""
+"""Results that are known to be too old, and wait to be measured again; `b01_side_by_side` on a Zen 5. The house asks
+for no more of them."""
 
 
 def git(*arguments: str) -> str:

@@ -30,7 +30,7 @@ from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CostModel, Guessing, Lane, OutputSink, PixelSource, Role, Stage, owner_of
-from hydrainfer.engine import Copies, Engine, EventSink, Mover, Moves, Overlap, Runner, Timing, tier_movers
+from hydrainfer.engine import Copies, Engine, EventSink, Mover, Moves, Overlap, Runner, Timing, WaitFor, tier_movers
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import Model
@@ -43,8 +43,11 @@ from hydrainfer.runtime import (
 )
 from hydrainfer.scheduler import Budgets, Drafting, Policy, Scheduler
 from hydrainfer.storage import (
+    ACCESS,
     BlockStore,
+    CudaQueue,
     Exports,
+    LayerLoader,
     LocalExports,
     Region,
     Routes,
@@ -140,6 +143,7 @@ def build_engine(
     engines: list[Engine] = []  # the engine, once it exists: lanes already run before, to capture graphs
     runners: Mapping[Lane, Runner]
     computed: Facts = {}
+    loading: dict[str, WaitFor] = {}
     if model is None:
         assert sizing.cost is not None
         runners = _emulated(described, role, stores, around, sizing.cost, overlap, guessing)
@@ -147,7 +151,7 @@ def build_engine(
         busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.lanes.busy(lane) for e in engines)
         lanes |= lanes_for(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
         guesser = None if draft is None else guesser_of(config, described, draft, stores.values())
-        runners = of_model = runners_for(config, model, lanes, stores, around.pixels, follower, guesser)
+        runners = of_model = runners_for(config, model, lanes, stores, around.pixels, follower, guesser, loading)
         computed = _operators(model)
         if draft is not None:
             computed["draft_model"] = f"{config.draft_model}, {draft.n_bytes / GIB:.2g} GiB"
@@ -165,7 +169,7 @@ def build_engine(
         moved=None if node is None else node.moved,
         give_up_after=float("inf") if node is None else _BROKEN_AFTER,  # a single instance is not restarted
         ready=(lambda _: True) if around.grammars is None else around.grammars.ready,
-        copies=_copies(scheduler, stores, hosted, store, around),
+        copies=_copies(scheduler, stores, hosted, store, around, loading),
         ahead=settled.ahead,
     )
     engines.append(engine)
@@ -287,15 +291,28 @@ def _copies(
     hosted: dict[str, BlockStore],
     store: OpenStore | None,
     around: Surroundings,
+    loading: dict[str, WaitFor],
 ) -> Copies | None:
     """The copies between the tiers of this instance, and from and to its shared store; None if there are none."""
     movers: dict[str, Mover] = {}
     if hosted:
         movers |= tier_movers(*between_tiers({DEVICE: stores, HOST: hosted}, around.wake))
+        movers |= _layer_loader(stores, hosted, around.wake)
     stored = None if store is None else stored_of(store, scheduler, stores, around.wake, around.clock)
     if stored is not None:
         movers[STORE] = stored
-    return Copies(scheduler, movers, stored) if movers else None
+    return Copies(scheduler, movers, stored, loading) if movers else None
+
+
+def _layer_loader(
+    stores: dict[str, BlockStore], hosted: dict[str, BlockStore], wake: Callable[[], None]
+) -> dict[str, Mover]:
+    """What copies from host memory layer by layer; nothing where a device does not order copies and batches."""
+    device = next(iter(stores.values())).device
+    copy_blocks = block_copier(device)
+    if copy_blocks is None or any(store.spec.block_bytes % ACCESS for store in hosted.values()):
+        return {}
+    return {HOST: LayerLoader(hosted, stores, lambda: CudaQueue(device, copy_blocks), wake)}
 
 
 def _gib_by_option(sizes: dict[CacheSpec, int]) -> Facts:

@@ -13,6 +13,7 @@ from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import Lane, PixelSource, Role, Stage
+from hydrainfer.engine import WaitFor
 from hydrainfer.grammar import Follower
 from hydrainfer.models import DTYPES, Model, attentions_of, load_model
 from hydrainfer.ops import OpSet, alone, select_ops
@@ -101,8 +102,10 @@ def runners_for(
     pixels: PixelSource,
     follower: Follower | None = None,
     guesser: Guesser | None = None,
+    loading: Mapping[str, WaitFor] | None = None,
 ) -> dict[Lane, VisionRunner | LanguageRunner]:
-    """The runner of each lane, with its CUDA graphs captured. `stores`: the caches by name."""
+    """The runner of each lane, with its CUDA graphs captured. `stores`: the caches by name; `loading`: see
+    `LanguageRunner`."""
     runners: dict[Lane, VisionRunner | LanguageRunner] = {}
     if model.vision is not None:
         embeds = for_stage((store.spec for store in stores.values()), Stage.ENCODE)
@@ -113,7 +116,7 @@ def runners_for(
         runners[Lane.VISION] = vision
     if model.language is not None:
         capture = capture_for(model) if config.cuda_graphs else None
-        language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], follower, capture, guesser)
+        language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], follower, capture, guesser, loading)
         language.capture()
         runners[Lane.LANGUAGE] = language
     return runners

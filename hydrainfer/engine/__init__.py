@@ -18,6 +18,7 @@ from hydrainfer.engine.ports import (
     StoreClient,
     StoreTicket,
     Ticket,
+    WaitFor,
 )
 from hydrainfer.engine.stored import Stored, StoreTimes
 from hydrainfer.engine.thread import EngineThread
@@ -43,5 +44,6 @@ __all__ = [
     "Ticket",
     "TierMover",
     "Timing",
+    "WaitFor",
     "tier_movers",
 ]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hydrainfer.cache import DEVICE, HostTier, Lowering, Pulls
 from hydrainfer.core import ExportHandle, LiveSequence, Stage, StoreStats
-from hydrainfer.engine.ports import CopyTicket, Puller
+from hydrainfer.engine.ports import CopyTicket, Puller, WaitFor
 from hydrainfer.engine.stored import Stored
 from hydrainfer.scheduler import Scheduler, Shift
 
@@ -36,8 +36,8 @@ class TierMover:
         self,
         source: str,
         pulls: Pulls,
-        now: float,
-        limit_s: float = _NEVER,  # noqa: ARG002 - as all movers
+        now: float,  # noqa: ARG002 - as all movers
+        limit_s: float = _NEVER,  # noqa: ARG002
     ) -> CopyTicket | None:
         exports = self._exports[source]
         sources = {spec: exports[spec] for spec in pulls.blocks}
@@ -57,14 +57,23 @@ class _Running:
     shift: Shift
     began_s: float
     completion: CopyTicket | None  # None: nothing is to be copied
+    ahead: bool = False  # whether its sequence is computed meanwhile
 
 
 class Copies:
     """One engine's copies between its own tiers; used on the engine's thread only. `movers`: by the tier that is copied
-    from. `stored`: its work with the shared store, if there is one, which is one of them."""
+    from. `stored`: its work with the shared store, if there is one, which is one of them. `loading`: filled for the
+    runner, by what a batch of a request waits, by the request's id."""
 
-    def __init__(self, scheduler: Scheduler, movers: Mapping[str, Mover], stored: Stored | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        movers: Mapping[str, Mover],
+        stored: Stored | None = None,
+        loading: dict[str, WaitFor] | None = None,
+    ) -> None:
         self.stored = stored
+        self._loading = {} if loading is None else loading
         self._scheduler, self._movers = scheduler, movers
         self._running: list[_Running] = []
         self._lowering: tuple[Lowering, CopyTicket | None] | None = None
@@ -86,9 +95,21 @@ class Copies:
             ok = True if copy.completion is None else copy.completion.poll(now)
             if ok is None:
                 self._running.append(copy)
-            elif self._scheduler.shifted(copy.shift, now - copy.began_s if ok else None, now):
+                self._go_ahead(copy)
+                continue
+            if copy.ahead:
+                del self._loading[copy.shift.seq.id]
+            if self._scheduler.shifted(copy.shift, now - copy.began_s if ok else None, now):
                 lost.append(copy.shift.seq)
         return lost
+
+    def _go_ahead(self, copy: _Running) -> None:
+        """Let a sequence be computed here whose copy is on its way, if batches can wait for it."""
+        wait_for, seq = None if copy.completion is None else copy.completion.wait_for, copy.shift.seq
+        if wait_for is None or copy.ahead or seq.id in self._loading or seq.stage is not Stage.PREFILL:
+            return
+        if self._scheduler.duties.runs(Stage.PREFILL) and self._scheduler.fetching.ahead(copy.shift):
+            copy.ahead, self._loading[seq.id] = True, wait_for
 
     def _poll_lowering(self, running: tuple[Lowering, CopyTicket | None], now: float) -> None:
         lowering, ticket = running

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from hydrainfer.cache import Pulls, StoreJob, StoreResult
@@ -59,8 +59,17 @@ class PeerLink(Protocol):
         """The identity of the peer's machine; "" if it is not known."""
 
 
+WaitFor = Callable[[int], None]
+"""`wait_for(layer)` makes what the calling thread enqueues on the device from now on wait for what this layer reads."""
+
+
 class CopyTicket(Protocol):
     """One copy in flight."""
+
+    @property
+    def wait_for(self) -> WaitFor | None:
+        """By which batches may read what is copied before the copy is over; None if they may not, or not yet. The
+        engine is woken when they may."""
 
     @property
     def cut(self) -> bool:

@@ -51,13 +51,7 @@ class Stored:
 
     # ---- loads, for `Copies`
 
-    def begin(
-        self,
-        source: str,
-        pulls: Pulls,
-        now: float,
-        limit_s: float = _NEVER,  # noqa: ARG002 - as all movers
-    ) -> _Load:
+    def begin(self, source: str, pulls: Pulls, now: float, limit_s: float = _NEVER) -> _Load:  # noqa: ARG002
         """Begin to load blocks."""
         blocks: dict[str, tuple[list[BlockRef], list[int]]] = {}
         for spec, (theirs, ours) in pulls.blocks.items():
@@ -234,7 +228,7 @@ class _Load:
     """A load that waits for its turn or runs; a `CopyTicket`. It is given up if it takes too long by itself, or if the
     store is left alone before its turn comes."""
 
-    cut = False
+    cut, wait_for = False, None
 
     def __init__(self, stored: Stored, job: StoreJob, ticket: StoreTicket | None, limit_s: float, now: float) -> None:
         self._stored, self._job, self._ticket = stored, job, ticket

@@ -32,10 +32,11 @@ _LARGE_HEAD = 32 << 20
 
 class LayerCache(NamedTuple):
     """One layer's cache in one step: its tensors `parts` by name, `[n_blocks, *shape]` each, and the batch with this
-    cache's block tables."""
+    cache's block tables. `wait()` is called before the layer: what it reads may still be on its way to the device."""
 
     parts: Mapping[str, Tensor]
     batch: AttentionBatch | ScanBatch
+    wait: Callable[[], None] = lambda: None
 
     @property
     def kv(self) -> KV:
@@ -141,6 +142,7 @@ class Decoder:
             if deep is not None and i < deep.features.shape[1]:
                 x.index_add_(0, deep.rows, deep.features[:, i])
         if last is not None:
+            caches[n_full].wait()
             x = self._attend_last(self.layers[-1], x, *turns[-1], caches[n_full], last)
             self._mlp(self.layers[-1], x)
         return self._norm(x, self.norm, self.config.norm_eps)
@@ -161,6 +163,7 @@ class Decoder:
         """`forward` through another layer, with attention like that of layer number `like`, without the last norm.
         `decode`: what computes a batch of decodes in one call."""
         turns = self._turns(positions)[like]
+        cache.wait()
         if decode is not None and self._few_decodes(x, cache.batch):
             assert isinstance(cache.batch, AttentionBatch)
             decode(x, *turns, [cache.kv], cache.batch)
@@ -231,6 +234,7 @@ class Decoder:
         return found
 
     def _layer(self, i: int, x: Tensor, turns: Sequence[tuple[Tensor, Tensor]], caches: Sequence[LayerCache]) -> None:
+        caches[i].wait()
         self._attend(self.layers[i], x, *turns[i], caches[i])
         self._mlp(self.layers[i], x)
 

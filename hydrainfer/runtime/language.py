@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ class LanguageRunner:
 
     `stores`: those of all caches of the instance; each layer uses those whose specs name it. `lane` executes the
     batches. `follower`: None if no request has a grammar. `capture`: if given, decode steps are replayed from graphs.
-    `guesser`: who guesses beside the model, if that has no MTP layer.
+    `guesser`: who guesses beside the model, if that has no MTP layer. `loading`: by request id, how a batch waits for
+    what is still on its way to the layers' caches.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class LanguageRunner:
         follower: Follower | None = None,
         capture: Capture | None = None,
         guesser: Guesser | None = None,
+        loading: Mapping[str, Callable[[int], None]] | None = None,
     ) -> None:
         self._follower = follower
+        self._loading = {} if loading is None else loading
         self._model = model
         stores = list(stores)
         embed = for_stage((store.spec for store in stores), Stage.ENCODE)
@@ -74,6 +78,7 @@ class LanguageRunner:
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Pack on the caller's thread, then execute on the lane's."""
         jobs: list[tuple[PackedTokens, SamplingPlan, Any]] = []
+        waits = [self._loading[item.seq.id] for item in batch.work if item.seq.id in self._loading]
 
         def pack() -> StepResult:
             embed_spec = self._embeds.spec if self._embeds is not None else None
@@ -89,7 +94,7 @@ class LanguageRunner:
         if not jobs:
             return self._lane.complete(outcome)
         packed, plan, ahead = jobs[0]
-        return self._lane.submit(batch, lambda: self._execute(batch, packed, plan, ahead))
+        return self._lane.submit(batch, lambda: self._execute(batch, packed, plan, ahead, waits))
 
     def capture(self) -> None:
         """Capture all graphs. Call this before anything is served, since it writes to block 0 of the caches. If
@@ -112,11 +117,16 @@ class LanguageRunner:
         self._graphs = None  # they refer to this runner, and so to the caches
 
     def _execute(
-        self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan, ahead: Any = None
+        self,
+        batch: StepBatch,
+        packed: PackedTokens,
+        plan: SamplingPlan,
+        ahead: Any = None,
+        waits: Sequence[Callable[[int], None]] = (),
     ) -> StepResult | Read:
         self._before, self._sampled = self._sampled, None
         with torch.inference_mode():
-            passed, hidden = self._forward(packed)
+            passed, hidden = self._forward(packed, waits)
             asked = {one.item: self._likelihoods(hidden, one) for one in packed.asked}
             if asked:
                 hidden = hidden[to_device(np.array(packed.sample_rows, dtype=np.int64), hidden.device)]
@@ -175,14 +185,20 @@ class LanguageRunner:
         plan.blocked, failed = self._follower.blocked(plan.guided, n_columns)
         return failed
 
-    def _forward(self, p: PackedTokens) -> tuple[Passed | None, Tensor]:
+    def _forward(self, p: PackedTokens, waits: Sequence[Callable[[int], None]] = ()) -> tuple[Passed | None, Tensor]:
         """Hidden states [sampling rows, hidden], in the order of `plan`; of all rows if `p.asked` is not empty. Before
-        them what a guesser needs, if there is one."""
+        them what a guesser needs, if there is one. `waits`: what to wait for, layer by layer."""
+        whole = p.n_decodes == len(p.counts)  # computed in one call
+        if waits:
+            for layer in range(len(self._layers) if whole else 1):
+                _wait_for(waits, layer)
         if self._graphs is not None and not p.asked and self._guesser is None and self._graphs.take(p):
             return None, self._graphs.forward(p)
         on = upload(self.arrays(p), self.device)
         self.follow(on)
         caches = self.caches(p, on)
+        if waits and not whole:
+            caches = [cache._replace(wait=partial(_wait_for, waits, i)) for i, cache in enumerate(caches)]
         of_decoder = caches[: self._model.config.text.layers]
         if self._guesser is None or not self._guesser.reads_hidden:
             return Passed(p, on, caches, None), self.through(p, on, of_decoder)
@@ -294,6 +310,11 @@ class LanguageRunner:
         for name, scanned in p.scanned.items():
             arrays |= {f"{name}.sources": scanned.sources, f"{name}.targets": scanned.targets}
         return arrays
+
+
+def _wait_for(waits: Sequence[Callable[[int], None]], layer: int) -> None:
+    for wait_for in waits:
+        wait_for(layer)
 
 
 def _reached(failed: Mapping[str, Failure], plan: SamplingPlan, tokens: list[int]) -> dict[str, HydraError]:

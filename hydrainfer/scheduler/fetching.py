@@ -2,6 +2,7 @@
 
 waiting ─admitted: room on the device, and a copy from each tier that has some of it─> fetching ─> its stage
                                              a copy fails, or takes too long ─> computed again
+             the device orders its copy and what reads it ─> its stage, before the copy is over
 arriving ─reserved: the same, beside what it brings─> landed, and all copies are over ─> its stage
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hydrainfer.cache import DEVICE, STORE, Fetch, Hit, Pulls
+from hydrainfer.cache import DEVICE, STORE, Fetch, Hit, Lease, Pulls
 from hydrainfer.core import LiveSequence
 from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.room import SequenceRoom
@@ -31,6 +32,17 @@ class _Running:
     ok: bool = True
 
 
+@dataclass(slots=True)
+class _Ahead:
+    """A sequence that is computed while its beginning is on its way. `room`: what it has; `held`: what is written to
+    until the copy is over, whatever becomes of the sequence."""
+
+    fetches: Sequence[Fetch]
+    shift: Shift
+    room: Lease
+    held: Lease
+
+
 class Fetching:
     """`live`: the sequences by id. `enter(seq)` lets one enter the stage its cursor names, and returns whether that
     runs here; `restart(seq, now)` makes it be computed again; `free(seq)` gives everything of a cancelled one back.
@@ -48,6 +60,8 @@ class Fetching:
         self.least_s = _LEAST_S
         self._room, self._enter, self._restart, self._free = room, enter, restart, free
         self._running: dict[str, _Running] = {}
+        self._ahead: list[_Ahead] = []
+        self._n_ahead = 0
         self._shifts: list[Shift] = []
 
     def begin(self, seq: LiveSequence, hit: Hit, *, arrives: bool = False) -> None:
@@ -75,11 +89,15 @@ class Fetching:
 
     def has(self, shift: Shift) -> bool:
         running = self._running.get(shift.seq.id)
-        return running is not None and shift in running.shifts
+        return (running is not None and shift in running.shifts) or any(one.shift is shift for one in self._ahead)
 
     def done(self, shift: Shift, seconds: float | None, now: float) -> bool:
         """Note that a copy has ended after `seconds`, or failed (None). Returns whether its sequence waits again, or
         goes on elsewhere."""
+        for one in self._ahead:
+            if one.shift is shift:
+                self._came(one, seconds)
+                return False
         seq, running = shift.seq, self._running[shift.seq.id]
         seq.unpin()
         running.shifts.remove(shift)
@@ -109,6 +127,34 @@ class Fetching:
         if running.came:
             self._room.landed(seq)
         return not self._enter(seq)
+
+    # ---- before a copy is over
+
+    def ahead(self, shift: Shift) -> bool:
+        """Let a sequence enter its stage though this copy, its last, is not over: the device computes nothing that
+        reads it before. Returns whether it may. Others find what is copied when it is over."""
+        seq, running = shift.seq, self._running[shift.seq.id]
+        if seq.id not in self.live or running.shifts != [shift] or running.came or not running.ok:
+            return False
+        self._n_ahead += 1
+        held = self._room.hold_fetched(seq, running.fetches, f"ahead {self._n_ahead}")
+        if held is None:
+            return False
+        del self._running[seq.id], self.live[seq.id]
+        seq.unpin()
+        self._ahead.append(_Ahead(running.fetches, shift, self._room.lease_of(seq), held))
+        self._enter(seq)
+        return True
+
+    def _came(self, one: _Ahead, seconds: float | None) -> None:
+        self._ahead.remove(one)
+        seq = one.shift.seq
+        if seconds is not None and self._room.holds(seq.id) and self._room.lease_of(seq) is one.room:
+            self._room.fetched(seq, one.fetches)
+        if seconds is not None and one.shift.n_bytes:
+            self._room.finder.tiers[one.shift.source].loaded(one.shift.n_bytes, seconds)
+        self._room.caches.release(one.held)
+        self._room.drop(one.fetches)
 
     def _lose(self, seq: LiveSequence, now: float) -> None:
         lost = self._room.finder.lost

@@ -322,10 +322,23 @@ class SequenceRoom:
         return [seq.hold.blocks[fetch.spec][number - first] for number in fetch.numbers]
 
     def fetched(self, seq: LiveSequence, fetches: Iterable[Fetch]) -> None:
-        """Note that these blocks have been copied, so that others may find them."""
+        """Note that these blocks have been copied, so that others may find those that it still has."""
         for fetch in fetches:
-            for number in fetch.numbers:
+            first = seq.hold.first_block[fetch.spec]
+            held = range(first, first + len(seq.hold.blocks[fetch.spec]))
+            for number in [number for number in fetch.numbers if number in held]:
                 self._publish(seq, self.caches.specs[fetch.spec], range(number, number + 1), computed=False)
+
+    def lease_of(self, seq: LiveSequence) -> Lease:
+        return self._leases[seq.id]
+
+    def hold_fetched(self, seq: LiveSequence, fetches: Sequence[Fetch], owner: str) -> Lease | None:
+        """Hold the blocks that are being copied for `owner`, too; None if there is no room for that."""
+        blocks = [(fetch.spec, self.blocks_of(seq, fetch)) for fetch in fetches]
+        pools = self.caches.pools
+        if any(pools[spec].n_shared_of(held) > pools[spec].n_available for spec, held in blocks):
+            return None
+        return [self.caches.hold(owner, spec, held) for spec, held in blocks][-1]
 
     def remap(self, seq: LiveSequence) -> None:
         """Note that a sequence has other blocks than before."""

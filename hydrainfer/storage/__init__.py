@@ -5,6 +5,7 @@ block; `cache` does.
 """
 
 from hydrainfer.storage.exports import Exports, Routes
+from hydrainfer.storage.layers import ACCESS, CudaQueue, LayerLoader
 from hydrainfer.storage.local import LocalTransport
 from hydrainfer.storage.places import WAYS, check_between, check_transport, check_within, needs_shared
 from hydrainfer.storage.puller import StorePuller, between_tiers
@@ -14,9 +15,12 @@ from hydrainfer.storage.transport import LocalExports, TransportError, Unreachab
 from hydrainfer.storage.way import Way
 
 __all__ = [
+    "ACCESS",
     "WAYS",
     "BlockStore",
+    "CudaQueue",
     "Exports",
+    "LayerLoader",
     "LocalExports",
     "LocalTransport",
     "Region",

@@ -26,6 +26,8 @@ class Copy:
 
     __slots__ = ("cut", "done")
 
+    wait_for = None
+
     def __init__(self) -> None:
         self.done: bool | None = None
         self.cut = False

@@ -33,6 +33,8 @@ def name_of(address):
 
 
 class FakeCopy:
+    wait_for = None
+
     def __init__(self, at, ok, cut=False):
         self.at, self.ok, self.cut = at, ok, cut
 

@@ -18,6 +18,9 @@ import pytest
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.assemble import store
 from hydrainfer.cache import StoreTier, shared
+from hydrainfer.checkpoint import read_config
+from hydrainfer.core import Role
+from hydrainfer.models import cache_specs
 from hydrainfer.processor import ChatOptions, parse_prompts
 from hydrainfer.stores import StoreError, StoreFull
 from tests.equivalence.mixed import image
@@ -49,6 +52,18 @@ def old_objects_stay():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+def few(path, n_requests):
+    """Options with which the caches hold about so many requests, or pictures."""
+    config = read_config(path)
+    specs = cache_specs(config, Role.parse("EPD"), "float32", OPTIONS["block_tokens"])
+    kv = [spec for spec in specs if spec.size_option == "kv_cache_gib"]
+    images = [spec for spec in specs if spec.size_option == "image_cache_gib"]
+    size = sum(spec.block_bytes * (spec.held_by(90) + len(spec.span(0, 90))) for spec in kv)
+    picture = sum(spec.block_bytes * spec.blocks_for(16) for spec in images)
+    sizes = {"kv_cache_gib": n_requests * size / 2**30, "headroom_tokens": 0, "max_model_len": 96}
+    return sizes | ({"image_cache_gib": (n_requests + 1) * picture / 2**30} if images else {})
 
 
 @pytest.fixture

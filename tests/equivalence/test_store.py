@@ -15,9 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hydrainfer import SamplingParams
-from hydrainfer.checkpoint import read_config
-from hydrainfer.core import Role
-from hydrainfer.models import cache_specs
 from hydrainfer.scheduler import Worth
 from hydrainfer.stores.files import clear
 from tests.checkpoints import make_llava
@@ -26,7 +23,6 @@ from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import make_text
 from tests.equivalence.stored import (
     GREEDY,
-    OPTIONS,
     Faults,
     Turn,
     always_loaded,
@@ -40,6 +36,7 @@ from tests.equivalence.stored import (
     ended,
     engines,
     faulty,
+    few,
     follow,
     old_objects_stay,
     openings,
@@ -278,18 +275,6 @@ FAULTS = {
     "everything": Faults(error=0.1, full=0.1, lost=0.05, lie=0.05, flip=0.05, slow=0.1, hang=0.02, hang_s=1.0),
 }
 SIGNS = {"nothing": "n_loaded", "errors": "n_failures", "losses": "n_lost", "flips": "n_corrupt", "slowness": "n_late"}
-
-
-def few(path, n_requests):
-    """Options with which the caches hold about so many requests, or pictures."""
-    config = read_config(path)
-    specs = cache_specs(config, Role.parse("EPD"), "float32", OPTIONS["block_tokens"])
-    kv = [spec for spec in specs if spec.size_option == "kv_cache_gib"]
-    images = [spec for spec in specs if spec.size_option == "image_cache_gib"]
-    size = sum(spec.block_bytes * (spec.held_by(90) + len(spec.span(0, 90))) for spec in kv)
-    picture = sum(spec.block_bytes * spec.blocks_for(16) for spec in images)
-    sizes = {"kv_cache_gib": n_requests * size / 2**30, "headroom_tokens": 0, "max_model_len": 96}
-    return sizes | ({"image_cache_gib": (n_requests + 1) * picture / 2**30} if images else {})
 
 
 async def crowd(llm, said, n, seed):

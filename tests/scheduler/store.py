@@ -108,32 +108,54 @@ def _pairs(refs, blocks):
 
 
 class FakeMover:
-    """Copies between the tiers of one device, some of which fail if it is `bad`."""
-
-    cut = False
+    """Copies between the tiers of one device, some of which fail if it is `bad`. Batches may wait for some of those
+    from host memory."""
 
     def __init__(self, device, rng, bad):
         self.device, self.rng, self.bad = device, rng, bad
 
     def begin(self, source, pulls, now, limit_s=0.0):
-        return FakeCopy(self, source, pulls, now + self.rng.uniform(0.0, 3.0))
+        ordered = source == HOST and self.rng.random() < 0.5
+        return FakeCopy(self, source, pulls, now + self.rng.uniform(0.0, 3.0), ordered)
 
 
 class FakeCopy:
+    """`ordered`: batches may wait for it, so that its bytes are there for whoever reads them."""
+
     cut = False
 
-    def __init__(self, mover, source, pulls, at):
+    def __init__(self, mover, source, pulls, at, ordered):
         self.mover, self.source, self.pulls, self.at = mover, source, pulls, at
+        self.wait_for = (lambda layer: None) if ordered else None
+        if ordered:
+            self.copy()
 
     def poll(self, now):
         if now < self.at:
             return None
+        if self.wait_for is not None:
+            before = self.there()
+            self.copy()
+            assert self.there() == before, "blocks were overwritten while they were copied"
+            return True
         if self.mover.bad and self.mover.rng.random() < 0.1:
             return False
+        self.copy()
+        return True
+
+    def copy(self):
         for name, blocks in self.pulls.blocks.items():
             for source, target in zip(*blocks, strict=True):
                 self.mover.device.copy(name, self.pulls.tier, self.mover.device, self.source, source, target)
-        return True
+
+    def there(self):
+        """What the blocks hold that are copied to."""
+        slots = {name: self.mover.device.slots(name, self.pulls.tier) for name in self.pulls.blocks}
+        return {
+            (name, block): [slots[name].get((block, i)) for i in range(4)] + [slots[name].get(block)]
+            for name, (_, blocks) in self.pulls.blocks.items()
+            for block in blocks
+        }
 
     def ready_at(self):
         return self.at

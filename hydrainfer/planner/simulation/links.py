@@ -51,7 +51,7 @@ class HostLink:
 class ModelledCopy:
     """A copy that is done at a known time, and never fails."""
 
-    cut = False
+    cut, wait_for = False, None
 
     __slots__ = ("_at",)
 
