@@ -30,7 +30,19 @@ from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CostModel, Guessing, Lane, OutputSink, PixelSource, Role, Stage, owner_of
-from hydrainfer.engine import Copies, Engine, EventSink, Mover, Moves, Overlap, Runner, Timing, WaitFor, tier_movers
+from hydrainfer.engine import (
+    Copies,
+    Engine,
+    EventSink,
+    Mover,
+    Moves,
+    Overlap,
+    Runner,
+    Stored,
+    Timing,
+    WaitFor,
+    tier_movers,
+)
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import Model
@@ -110,12 +122,37 @@ def build_engine(
     sizing: Sizing,
     on_progress: Progress | None = None,
 ) -> Built:
-    """Load what the role needs and assemble the engine. Raises `ConfigError` or `CheckpointError`."""
-    device, node = torch_device(config), around.node
+    """Open the store, load what the role needs and assemble the engine. Raises `ConfigError` or `CheckpointError`."""
+    device = torch_device(config)
     dtype, overlap = dtype_of(config, device, described.dtype), overlap_of(config, device)
     settled = _Settled(device, dtype, overlap, ahead_of(config, device))
-    drafters, guessing = drafters_of(config, device, described, ahead=settled.ahead), None
+    drafters = drafters_of(config, device, described, ahead=settled.ahead)
     described = guessing_of(described, drafters)
+    if config.store is None:
+        return _build(config, described, role, around, sizing, settled, drafters, None, on_progress)
+    store = open_store(config, described, dtype)  # now: what is wrong with it shall not be found after minutes
+    try:
+        return _build(config, described, role, around, sizing, settled, drafters, store, on_progress)
+    except BaseException:
+        store.shared.close()
+        raise
+
+
+def _build(
+    config: ServeConfig,
+    described: ModelConfig,
+    role: Role,
+    around: Surroundings,
+    sizing: Sizing,
+    settled: _Settled,
+    drafters: tuple[str, ...],
+    store: OpenStore | None,
+    on_progress: Progress | None,
+) -> Built:
+    """Load what the role needs and assemble the engine, with this store if there is one. Raises `ConfigError` or
+    `CheckpointError`."""
+    device, dtype, overlap, _ = settled
+    node, guessing = around.node, None
     model, lanes = None, dict[Lane, LaneThread]()
     if sizing.cost is None:
         pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None
@@ -136,10 +173,8 @@ def build_engine(
     if role.runs(Stage.DECODE):
         guessing = Guessing.of(config.drafts, config.max_drafts)
         drafting = drafting_of(config, drafters, budgets, model, follower, described.text.vocab)
-    store = None if config.store is None else open_store(config, described, dtype, caches.specs)
-    scheduler = _scheduler(
-        config, role, caches, budgets, CacheSet(host), drafting, None if store is None else store.tier
-    )
+    tier = None if store is None else store.tier(caches.specs)
+    scheduler = _scheduler(config, role, caches, budgets, CacheSet(host), drafting, tier)
     engines: list[Engine] = []  # the engine, once it exists: lanes already run before, to capture graphs
     runners: Mapping[Lane, Runner]
     computed: Facts = {}
@@ -159,6 +194,9 @@ def build_engine(
             computed["drafts"] = said_of(drafting)
         if device.type == "cuda":
             computed["attention"], computed["graphs"] = attention_and_graphs(config, model, of_model)
+    stored = None
+    if store is not None and tier is not None:
+        stored = stored_of(store.shared, tier, scheduler, stores, around.wake, around.clock)
     engine = Engine(
         scheduler,
         runners,
@@ -169,7 +207,7 @@ def build_engine(
         moved=None if node is None else node.moved,
         give_up_after=float("inf") if node is None else _BROKEN_AFTER,  # a single instance is not restarted
         ready=(lambda _: True) if around.grammars is None else around.grammars.ready,
-        copies=_copies(scheduler, stores, hosted, store, around, loading),
+        copies=_copies(scheduler, stores, hosted, stored, around.wake, loading),
         ahead=settled.ahead,
     )
     engines.append(engine)
@@ -289,16 +327,15 @@ def _copies(
     scheduler: Scheduler,
     stores: dict[str, BlockStore],
     hosted: dict[str, BlockStore],
-    store: OpenStore | None,
-    around: Surroundings,
+    stored: Stored | None,
+    wake: Callable[[], None],
     loading: dict[str, WaitFor],
 ) -> Copies | None:
     """The copies between the tiers of this instance, and from and to its shared store; None if there are none."""
     movers: dict[str, Mover] = {}
     if hosted:
-        movers |= tier_movers(*between_tiers({DEVICE: stores, HOST: hosted}, around.wake))
-        movers |= _layer_loader(stores, hosted, around.wake)
-    stored = None if store is None else stored_of(store, scheduler, stores, around.wake, around.clock)
+        movers |= tier_movers(*between_tiers({DEVICE: stores, HOST: hosted}, wake))
+        movers |= _layer_loader(stores, hosted, wake)
     if stored is not None:
         movers[STORE] = stored
     return Copies(scheduler, movers, stored, loading) if movers else None

@@ -215,6 +215,7 @@ def _intake(
     grammars: Grammars | None,
 ) -> Intake:
     limits = media_limits(config, resampler(config))
+    # samples are enough: a server has one checkpoint, and a store puts these keys below a root of all bytes
     weights = fingerprint(model_folder(config), model, weights=config.device != "emulated")
     workers = media_workers(config, limits)
     processor = Processor(

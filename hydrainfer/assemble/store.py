@@ -13,13 +13,14 @@ from hydrainfer.cache import CacheSpec, StoreTier
 from hydrainfer.checkpoint import ModelConfig, is_hub_name, model_folder, name_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.engine import Stored
-from hydrainfer.models import fingerprint
+from hydrainfer.models import fingerprint, whole_fingerprint
 from hydrainfer.scheduler import Scheduler
 from hydrainfer.storage import BlockStore, ThreadedClient
 from hydrainfer.stores import (
     Root,
     SharedStore,
     StoreError,
+    make_folders,
     open_places,
     parse_places,
     try_out,
@@ -29,47 +30,63 @@ _log = logging.getLogger(__name__)
 
 
 class OpenStore(NamedTuple):
-    """A store that is open, and what is known of it: the `tier` of the scheduler, and words for people."""
+    """A store that is open, and what is known of it. `byte_s`: seconds per byte read, 0 if that is not known; None if
+    the store was not reached. `fact`: for people."""
 
     shared: SharedStore
-    tier: StoreTier
+    byte_s: float | None
     fact: str
 
+    def tier(self, specs: Mapping[str, CacheSpec]) -> StoreTier:
+        """The tier of a scheduler whose caches are these. A store that was not reached is tried again later."""
+        tier = StoreTier(specs)
+        if self.byte_s is None:
+            tier.failed("ask", time.monotonic())
+        else:
+            tier.byte_s = self.byte_s
+        return tier
 
-def open_store(config: ServeConfig, described: ModelConfig, dtype: str, specs: Mapping[str, CacheSpec]) -> OpenStore:
-    """Open the store that `config.store` names. One that cannot be reached is tried again later. Raises `ConfigError`
-    or `CheckpointError`."""
+
+def open_store(config: ServeConfig, described: ModelConfig, dtype: str) -> OpenStore:
+    """Open the store that `config.store` names. Reads all weights if what they hold is not remembered. Raises
+    `ConfigError` or `CheckpointError`."""
     assert config.store is not None
-    shared = open_places(parse_places(config.store), _root(config, described, dtype))
-    tier = StoreTier(specs)
+    places = parse_places(config.store)
+    make_folders(places)
+    shared = open_places(places, _root(config, described, dtype))
     try:
-        contents, tier.byte_s = shared.contents(), _byte_s(shared)
+        contents, byte_s = shared.contents(), _byte_s(shared)
     except StoreError as e:
         _log.warning("%s; the server starts without it and tries again", e)
-        tier.failed("ask", time.monotonic())
-        return OpenStore(shared, tier, f"{shared.place}, not reached")
+        return OpenStore(shared, None, f"{shared.place}, not reached")
     limit = "" if contents.limit_bytes is None else f" of {contents.limit_bytes / GIB:.3g}"
     held = f"{contents.n_blocks:,} blocks, {contents.n_bytes / GIB:.2f}{limit} GiB"
-    speed = f", read at {1 / tier.byte_s / GIB:.2g} GiB/s" if tier.byte_s else ""
-    return OpenStore(shared, tier, f"{shared.place}: {held}{speed}")
+    speed = f", read at {1 / byte_s / GIB:.2g} GiB/s" if byte_s else ""
+    return OpenStore(shared, byte_s, f"{shared.place}: {held}{speed}")
 
 
 def stored_of(
-    opened: OpenStore,
+    shared: SharedStore,
+    tier: StoreTier,
     scheduler: Scheduler,
     stores: Mapping[str, BlockStore],
     wake: Callable[[], None],
     clock: Callable[[], float],
 ) -> Stored:
     """The engine's work with a store. `clock`: the engine's."""
-    return Stored(scheduler, ThreadedClient(opened.shared, stores, wake, clock), opened.tier)
+    return Stored(scheduler, ThreadedClient(shared, stores, wake, clock), tier)
 
 
 def _root(config: ServeConfig, described: ModelConfig, dtype: str) -> Root:
-    """What the names of this model's blocks lie below. (Keys themselves depend on all this, too.)"""
+    """What the names of this model's blocks lie below. A store outlives the server, and another checkpoint may differ
+    in a few bytes only, so all bytes of the weights decide. (Keys depend on all this, too, but only on samples of the
+    weights: they need not differ below another root.)"""
     folder, emulated = model_folder(config), config.device == "emulated"
     numbers = dtype if config.quantization == "none" else f"{dtype} {config.quantization}"
-    identity = fingerprint(folder, described, weights=not emulated)
+    if emulated:
+        identity = fingerprint(folder, described, weights=False)
+    else:
+        identity = whole_fingerprint(folder, described)
     name = config.model if is_hub_name(config.model) else name_of(folder)
     about = {"model": name, "dtype": numbers} | ({"device": "emulated"} if emulated else {})
     return Root(blake2b(identity + repr((numbers, emulated)).encode(), digest_size=16).digest(), about)

@@ -5,7 +5,7 @@ places of files.
 """
 
 from hydrainfer.config.cost import cost_model_of, read_cost_model
-from hydrainfer.config.folders import cache_folder
+from hydrainfer.config.folders import cache_folder, keep, locked
 from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher, read_layout, settle, stores_of
 from hydrainfer.config.load import ENV_PREFIX, STORE_PASSWORD, STORE_USERNAME, Loaded, load, options
 from hydrainfer.config.read import RENAMED, check_known, converted, locate, read_yaml
@@ -32,8 +32,10 @@ __all__ = [
     "cost_model_of",
     "inline_slo",
     "is_slo_part",
+    "keep",
     "load",
     "locate",
+    "locked",
     "options",
     "parse_slo",
     "read_cost_model",

@@ -1,10 +1,12 @@
-"""The cache folder of a user, which is kept from run to run."""
+"""The cache folder of a user, which is kept from run to run, and the files in it, which several processes may write."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 
@@ -19,6 +21,32 @@ def cache_folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     return _private()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A context that only one process or thread at a time is in for this path, if its folder can hold a lock: on a full
+    disk it cannot. The folder is made if there is none."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            lock = stack.enter_context(path.with_suffix(".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Replace a file by one with these bytes, at once. If the disk is full, what was there stays."""
+    with suppress(OSError):
+        fd, part = tempfile.mkstemp(".part", path.stem, path.parent)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.replace(part, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part)
+            raise
 
 
 def _private() -> Path:

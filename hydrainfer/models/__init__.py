@@ -5,7 +5,7 @@ block ownership. A new architecture is an entry in `checkpoint.FAMILIES` and a f
 """
 
 from hydrainfer.models.decoder import Decoder, DeepRows, LastRows, LayerCache
-from hydrainfer.models.fingerprint import fingerprint
+from hydrainfer.models.fingerprint import fingerprint, whole_fingerprint
 from hydrainfer.models.layers import Layers, layers_of
 from hydrainfer.models.load import DTYPES, holds_mtp, load_model
 from hydrainfer.models.model import Model, attentions_of, cache_specs
@@ -30,4 +30,5 @@ __all__ = [
     "holds_mtp",
     "layers_of",
     "load_model",
+    "whole_fingerprint",
 ]

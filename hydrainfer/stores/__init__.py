@@ -6,7 +6,7 @@ instance or what a block is worth.
 
 from hydrainfer.cache import BlockName
 from hydrainfer.stores.address import FolderAddress
-from hydrainfer.stores.places import Place, check_folder, check_stores, open_places, parse_places
+from hydrainfer.stores.places import Place, check_folder, check_stores, make_folders, open_places, parse_places
 from hydrainfer.stores.port import Contents, KindRow, Root, SharedStore, StoreError, StoreFull
 from hydrainfer.stores.tools import PlaceTools, tools_of
 from hydrainfer.stores.trial import TRIAL_KIND, Trial, remove_trial, try_out
@@ -26,6 +26,7 @@ __all__ = [
     "Trial",
     "check_folder",
     "check_stores",
+    "make_folders",
     "open_places",
     "parse_places",
     "remove_trial",

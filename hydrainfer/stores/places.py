@@ -93,6 +93,22 @@ def open_places(places: Sequence[Place], root: Root, environ: Mapping[str, str] 
     return SeveralStores(stores)
 
 
+def make_folders(places: Sequence[Place]) -> None:
+    """Make the folders of these places, before anything that takes long. Nothing is written to them. Raises
+    `ConfigError` if one cannot be used."""
+    from hydrainfer.stores.folder import Folder
+
+    for place in places:
+        if not isinstance(place.address, FolderAddress):
+            continue
+        folder = Folder(place.address.path)
+        try:
+            with folder.errors():
+                folder.make()
+        except StoreError as e:
+            raise ConfigError(str(e), param="store") from e
+
+
 def check_redis() -> None:
     """Check that the package for servers is there. Raises `ConfigError`."""
     if find_spec("redis") is None:

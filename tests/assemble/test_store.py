@@ -6,16 +6,17 @@ import os
 
 import pytest
 
-from hydrainfer.assemble import server, start_instance
+from hydrainfer.assemble import engine, server, start_instance, store
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import ConfigError
+from hydrainfer.core import CheckpointError, ConfigError
+from hydrainfer.stores.files import FileStore
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(60)]
 EMULATED = {"device": "emulated", "cost_model": "configs/costs/fast.yaml", "launcher": "inproc", "media_workers": 0}
 
 
-def config_of(store, layout="1EPD"):
-    return ServeConfig(model="builtin", layout=layout, store=store, **EMULATED)
+def config_of(place, layout="1EPD"):
+    return ServeConfig(model="builtin", layout=layout, store=place, **EMULATED)
 
 
 @pytest.fixture
@@ -38,6 +39,30 @@ def test_what_only_an_instance_finds_out_is_one_line_too(tmp_path, unchecked, la
     with pytest.raises(ConfigError) as raised:
         start_instance(config_of(f"dir:{tmp_path}/file", layout))
     assert raised.value.message == f"dir:{tmp_path}/file: no folder"
+
+
+def real(place):
+    return ServeConfig(model="builtin", layout="1EPD", store=place, launcher="inproc", media_workers=0, threads=1)
+
+
+def test_an_instance_looks_at_its_store_before_it_reads_weights(tmp_path, unchecked, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(engine, "load_for", None)
+    monkeypatch.setattr(store, "whole_fingerprint", None)
+    with pytest.raises(ConfigError, match="file: no folder"):
+        start_instance(real(f"dir:{tmp_path}/file"))
+
+
+def test_a_store_is_closed_if_the_weights_cannot_be_loaded(tmp_path, monkeypatch):
+    def broken(*_):
+        raise CheckpointError("no weights")
+
+    closed = []
+    monkeypatch.setattr(engine, "load_for", broken)
+    monkeypatch.setattr(FileStore, "close", lambda one: closed.append(one.place))
+    with pytest.raises(CheckpointError, match="no weights"):
+        start_instance(real(f"dir:{tmp_path}/blocks"))
+    assert closed == [f"dir:{tmp_path}/blocks"]
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])

@@ -1,12 +1,14 @@
 """Where files of a user are kept: in the home, or, where that cannot be written, in a folder nobody else may open."""
 
+import errno
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
-from hydrainfer.config import cache_folder
+from hydrainfer.config import cache_folder, keep, locked
 
 pytestmark = pytest.mark.unit
 
@@ -53,3 +55,37 @@ def test_a_folder_that_other_users_may_have_filled_is_not_used(home, monkeypatch
         foreign.symlink_to(home / "theirs")
     folder = cache_folder()
     assert folder != foreign and folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_is_replaced_at_once_or_stays(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    keep(file, b"one")
+    keep(file, b"other")
+    assert file.read_bytes() == b"other"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    keep(file, b"a third")
+    assert file.read_bytes() == b"other" and list(tmp_path.iterdir()) == [file]
+    keep(tmp_path / "absent" / "file", b"one")
+
+
+def test_one_at_a_time_is_in_a_lock(tmp_path):
+    path, done = tmp_path / "folder" / "file", threading.Event()
+
+    def second():
+        with locked(path):
+            done.set()
+
+    other = threading.Thread(target=second)
+    with locked(path):
+        other.start()
+        assert not done.wait(0.05)
+        with locked(tmp_path / "folder" / "another"):
+            pass
+    other.join(10.0)
+    assert done.is_set()
+    with locked(path / "no folder" / "file"):
+        pass

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hydrainfer import SamplingParams
+from hydrainfer.models import fingerprint
 from hydrainfer.scheduler import Worth
 from hydrainfer.stores.files import clear
 from tests.checkpoints import make_llava
@@ -193,6 +194,17 @@ def changed(path, folder, tensor):
     return folder
 
 
+def with_another_row(path, folder):
+    """The same checkpoint with one other row in the token table: that of a token of all prompts, of which the samples
+    of the table show nothing."""
+    shutil.copytree(path, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][1] *= 2
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert fingerprint(folder) == fingerprint(path)
+    return folder
+
+
 def turned_otherwise(path, folder):
     """The same weights with another base of the angles by which keys are turned."""
     shutil.copytree(path, folder)
@@ -204,6 +216,7 @@ def turned_otherwise(path, folder):
 
 OTHERS = {
     "a tensor": lambda path, folder: (changed(path, folder, "layers.0.self_attn.k_proj.weight"), {}),
+    "a row": lambda path, folder: (with_another_row(path, folder), {}),
     "the configuration": lambda path, folder: (turned_otherwise(path, folder), {}),
     "the dtype": lambda path, _: (path, {"dtype": "bfloat16"}),
     "the blocks": lambda path, _: (path, {"block_tokens": 8}),

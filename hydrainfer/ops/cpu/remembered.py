@@ -6,18 +6,16 @@ later, while the machine is quiet, measures again and keeps the smaller times.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import torch
 
-from hydrainfer.config import cache_folder
+from hydrainfer.config import cache_folder, keep, locked
 from hydrainfer.machine import TICK_S, cpu_name, instruction_sets, processor_s
 
 T = TypeVar("T")
@@ -47,7 +45,7 @@ def remembered(
     threads = threads or before
     key = repr((cpu_name(), instruction_sets(), torch.__version__, threads, what))
     path = cache_folder() / folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    with _locked(path):
+    with locked(path):
         kept = _read(path, kind, whole)
         if kept is not None and (kept.n == 0 or kept.n >= _ENOUGH or not _worth_repeating(path)):
             return kept.least
@@ -59,31 +57,8 @@ def remembered(
         if kept is not None and not quiet:
             measured = msgspec.convert(_lesser(msgspec.to_builtins(kept.least), msgspec.to_builtins(measured)), kind)
         n = 0 if quiet else kept.n + 1 if kept else 1
-        _store(path, _Kept(measured, n))
+        keep(path, msgspec.json.encode(_Kept(measured, n)))
         return measured
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """A context in which no other process measures for this path, if its folder can hold a lock: on a full disk it
-    cannot."""
-    with ExitStack() as stack:
-        with suppress(OSError):
-            path.parent.mkdir(exist_ok=True)
-            lock = stack.enter_context(path.with_suffix(".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _store(path: Path, kept: _Kept) -> None:
-    """Store the measurement, or leave what is there if the disk is full."""
-    part = path.with_suffix(".part")
-    try:
-        part.write_bytes(msgspec.json.encode(kept))
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink()
 
 
 def _read(path: Path, kind: type[T], whole: Callable[[T], bool]) -> _Kept[T] | None:
