@@ -7,7 +7,6 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -202,14 +201,10 @@ def _store(text: str) -> Iterator[CheckResult]:
 
 def _place(place: Place) -> CheckResult:
     """Open a place as a server does, write to it and read from it. What is written is removed again."""
-    from hydrainfer.stores import Root, StoreError, check_folder, open_places, remove_trial, try_out
+    from hydrainfer.stores import StoreError, try_places
 
     try:
-        check_folder(place)
-        with closing(open_places([place], Root(bytes(16), {"model": "hydrainfer doctor"}))) as shared:
-            contents = shared.contents()
-            trial = try_out(shared)
-            remove_trial(shared)
+        contents, trial = try_places([place], "hydrainfer doctor")
     except ConfigError as e:
         return CheckResult("store", "bad", e.message)
     except StoreError as e:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -34,11 +35,18 @@ class _Running(NamedTuple):
 
 
 class Stored:
-    """`client` executes jobs on threads of its own, or models them. Used on the engine's thread only."""
+    """`client` executes jobs on threads of its own, or models them. `warn` gets what people should know, as a logger's
+    method does. Used on the engine's thread only."""
 
     def __init__(
-        self, scheduler: Scheduler, client: StoreClient, tier: StoreTier, times: StoreTimes | None = None
+        self,
+        scheduler: Scheduler,
+        client: StoreClient,
+        tier: StoreTier,
+        times: StoreTimes | None = None,
+        warn: Callable[..., None] = _log.warning,
     ) -> None:
+        self._warn = warn
         self._times = times or StoreTimes()
         self._counts = StoreStats()
         self._client = client
@@ -107,7 +115,7 @@ class Stored:
         """Leave the store alone for a while."""
         self._counts.n_failures += 1
         if self._tier.failed(what, now) == 1:
-            _log.warning("the store is left alone for a while, and prompts are computed: %s", why)
+            self._warn("the store is left alone for a while, and prompts are computed: %s", why)
 
     # ---- the loop
 
@@ -168,7 +176,7 @@ class Stored:
         self._write_at = now + self._times.full_s
         if not self._told:
             self._told = True
-            _log.warning("nothing is written to the store until there is room: %s", why)
+            self._warn("nothing is written to the store until there is room: %s", why)
 
     def wake_at(self) -> float:
         """The time of the next turn at the latest; infinity if the engine is woken before."""

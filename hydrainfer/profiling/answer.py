@@ -7,6 +7,7 @@ import math
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +27,7 @@ from hydrainfer.planner.search import (
     RoleUse,
     Row,
     Study,
+    TierGain,
     check_possible,
     grid_of,
     layout_file,
@@ -36,12 +38,14 @@ from hydrainfer.planner.search import (
     ratios_of,
     rows_of,
     search,
+    tier_gains,
     use_of,
 )
 from hydrainfer.profiling.question import ProfileSetup
 from hydrainfer.version import __version__
 
 _WIDE = 0.2  # relative width of an interval beyond which the plan has a note
+_PAUSES = 4  # times that the mean pause of a conversation fits into a run that is long enough
 _GRID = (0.5, 1.0, 2.0, 4.0)  # multiples of the SLO's limits
 
 
@@ -105,7 +109,43 @@ def answer(
         version=__version__,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-    return plan, study
+    return _with_tiers(plan, study, asked), study
+
+
+def _with_tiers(plan: LayoutPlan, study: Study, asked: ProfileSetup) -> LayoutPlan:
+    """The plan with its tiers, and what they contribute to the layout to deploy."""
+    q = asked.question
+    best = plan.choice
+    gains: tuple[TierGain, ...] = ()
+    if best is not None and best.goodput:
+        gains = tier_gains(study, layout_of(best.layout), best.goodput)
+    notes = (*plan.notes, *asked.tiers.notes, *_never_again(asked, plan), *_too_short(asked, plan))
+    return msgspec.structs.replace(plan, store=q.store, host_cache_gib=q.host_cache_gib, tiers=gains, notes=notes)
+
+
+def _never_again(asked: ProfileSetup, plan: LayoutPlan) -> Iterator[str]:
+    """A note if tiers are planned for, and nothing that they keep is used again."""
+    if asked.tiers.options and not any(t.parts for t in asked.inputs.trace):
+        yield (
+            f"No two requests of {plan.workload['dataset']} begin alike, so that no tier keeps what is used again; "
+            "conversations are in --workload chat-minutes."
+        )
+
+
+def _too_short(asked: ProfileSetup, plan: LayoutPlan) -> Iterator[str]:
+    """A note if the simulated time is too short for conversations to come back as late as they are to."""
+    pauses = [t.apart_s for t in asked.inputs.trace if t.apart_s]
+    best = plan.choice
+    if not pauses or best is None or not best.goodput:
+        return
+    pause_s = fmean(pauses)
+    n_wanted = math.ceil(_PAUSES * pause_s * best.goodput)
+    if n_wanted > plan.requests:
+        yield (
+            f"Turns are to be {pause_s:.3g} s apart, but {plan.requests} requests at {best.goodput:.3g}/s take "
+            f"{plan.requests / best.goodput:.3g} s, so that turns came back too soon: repeat it with --requests "
+            f"{n_wanted}."
+        )
 
 
 def _grid_limits(slo: Slo) -> tuple[list[float], list[float]]:
@@ -263,7 +303,9 @@ def winners_file(plan: LayoutPlan, study: Study, asked: ProfileSetup, only: Sequ
     )
     if asked.flags:
         comment += f"\nTo be served with `{shlex.join(asked.flags)}`."
-    return layout_file(Layout.parse(best.layout), study, comment, asked.devices.threads, only)
+    return layout_file(
+        Layout.parse(best.layout), study, comment, asked.devices.threads, only, tiers=asked.tiers.options
+    )
 
 
 def _crowded(asked: ProfileSetup, n_devices: int) -> str:

@@ -23,8 +23,7 @@ _BUDGETS = ("token_budget", "image_budget")
 _PLANNING = ("devices", "workload", "slo", "measure_minutes")
 _UNPLANNED = (
     *("order", "encode_gate", "encode_wait_s", "batching", "headroom_tokens", "step_s", "image_token_budget"),
-    *("kv_cache_gib", "image_cache_gib", "host_cache_gib", "elastic_memory", "prefix_cache", "block_tokens"),
-    "store",
+    *("kv_cache_gib", "image_cache_gib", "elastic_memory", "prefix_cache", "block_tokens"),
     *("gpu_share", "gpu_memory_fraction", "balancing", "launcher", "media_workers", "overlap"),
 )
 """Options that a server uses as given, while plans assume their defaults."""
@@ -158,4 +157,6 @@ def _question(config: ServeConfig, n_devices: int) -> ProfileQuestion:
         slo=config.slo or "",
         drafts=config.drafts if Guessing.of(config.drafts, config.max_drafts) else "off",
         max_drafts=config.max_drafts,
+        host_cache_gib=config.host_cache_gib,
+        store=config.store,
     )

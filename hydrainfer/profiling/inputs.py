@@ -13,13 +13,15 @@ from hydrainfer.machine import n_cores
 from hydrainfer.planner.costs import EngineModel, ModelShape
 from hydrainfer.planner.nouns import ServerCost, TraceRequest
 from hydrainfer.planner.search import Study, candidates_of, study_of
+from hydrainfer.planner.simulation import StoreModel
 from hydrainfer.profiling.devices import Devices
 
 _MEASURED_ERROR, _EMULATED_ERROR = 0.25, 0.1  # benchmarks/b15_simulator_truth.py
 
 
 class StudyInputs(NamedTuple):
-    """The inputs of a study. `more`: requests for longer runs; `n_instances`: of the largest layout."""
+    """The inputs of a study. `more`: requests for longer runs; `n_instances`: of the largest layout.
+    `host_bytes`: host memory of each instance; `store`: one that they share."""
 
     shape: ModelShape
     devices: Devices
@@ -30,6 +32,8 @@ class StudyInputs(NamedTuple):
     target: float
     n_instances: int
     drafts: Guessing | None = None
+    host_bytes: int = 0
+    store: StoreModel | None = None
 
     def study(self, slo: Slo | None = None, n_devices: int | None = None) -> Study:
         """The study, with another SLO if given. On a CPU, `n_devices` instances share this machine's memory. Raises
@@ -50,8 +54,9 @@ class StudyInputs(NamedTuple):
             target=self.target,
             more=self.more,
             unlike=[other for other, _ in self.devices.unlike[1:]],
+            host_bytes=self.host_bytes,
         )
-        return msgspec.structs.replace(study, drafts=self.drafts)
+        return msgspec.structs.replace(study, drafts=self.drafts, store=self.store)
 
     def candidates(self, study: Study, n_devices: int | None = None) -> Sequence[Layout]:
         n_of_kind = {device.name: n for device, n in self.devices.unlike}

@@ -30,7 +30,9 @@ _CLIENT = CoreTime(request_s=0.09e-3, megapixel_s=0.31e-3, token_s=12e-6)
 
 def check_live(asked: ProfileSetup) -> None:
     """Raises `ConfigError` if the devices of the plan are not on this machine, or the workload is a recording with
-    times."""
+    times, or has a store, which a run would fill."""
+    if asked.question.store is not None:
+        raise ConfigError("--validate would fill the store: leave --store or --validate out", param="validate")
     if asked.devices.kind == "gpu":
         import torch
 
@@ -74,7 +76,8 @@ def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Co
             continue
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{row.layout}.yaml"
-            path.write_text(layout_file(layout, study, threads=asked.devices.threads), "utf-8")
+            text = layout_file(layout, study, threads=asked.devices.threads, tiers=asked.tiers.options)
+            path.write_text(text, "utf-8")
             result = _run(asked, path, (rate / by, rate * by), console)
         if result.runs and result.runs[0].report.ttft_s is not None:  # else the reason was printed
             comparisons.append(_beside(study, row, rate, result))

@@ -64,6 +64,16 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
         str, flag(_WHAT, "off, or right=SHARE: steps verify drafts, of which so many are right (docs/drafts.md).")
     ] = "off"
     max_drafts: Annotated[int, flag(_WHAT, "Drafts of a sequence in one step.", ge=1)] = 7
+    host_cache_gib: Annotated[
+        float, flag(_WHAT, "Host memory of an instance, as `serve` takes it (docs/tiers.md).", ge=0)
+    ] = 0.0
+    store: Annotated[
+        str | None,
+        flag(_WHAT, "A store that all instances share, as `serve` takes it: dir:/path?gib=50. It is not filled."),
+    ] = None
+    store_gib_per_s: Annotated[
+        float | None, flag(_WHAT, "How fast an instance reads from it; default: measured, if it is there.")
+    ] = None
     requests: Annotated[int, flag(_HOW, "Requests in the simulated trace.", ge=1)] = 1000
     seed: Annotated[int, flag(_HOW, "Of the trace.", ge=0)] = 0
 

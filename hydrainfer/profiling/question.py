@@ -17,6 +17,7 @@ from hydrainfer.profiling.devices import Devices, Measure, devices_of, is_assume
 from hydrainfer.profiling.inputs import StudyInputs
 from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.profiling.prices import Prices, prices_of, read_prices
+from hydrainfer.profiling.tiers import PlannedTiers, check_memory, check_tiers, tiers_of
 from hydrainfer.workload.sources import Constant, Gamma, OpenLoop, Poisson, Workload, read_workload
 
 _LONGER = 6  # multiples of the first run: two more runs, of 2 and 4 times its length
@@ -30,6 +31,7 @@ class ProfileSetup(NamedTuple):
     workload: Workload
     inputs: StudyInputs
     prices: Prices
+    tiers: PlannedTiers
 
     @property
     def devices(self) -> Devices:
@@ -74,6 +76,7 @@ def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
     model = locate_model(q.model)
     workload = read_workload(q.workload, data=q.data, pictures=q.pictures)
     slo = slo_of(q.slo, name_of(model), workload.dataset)
+    tiers = tiers_of(q)
     trace = tuple(trace_of(workload, prompts_of(q.model), q.requests, q.seed, _arrivals(q)))
     devices = devices_of(q, model, measure)
     shape = _shape(q, devices)
@@ -82,9 +85,21 @@ def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
         raise ConfigError("measured and emulated times are HydraInfer's: leave --engine out", param="engine")
     more = _more(q, workload)
     n_instances = q.devices // q.tensor_parallel
-    drafts = Guessing.of(q.drafts, q.max_drafts)
-    inputs = StudyInputs(shape, devices, engine, trace, more, slo, q.target, n_instances, drafts)
-    return ProfileSetup(q, workload, inputs, prices_of(q, devices))
+    check_memory(tiers, devices, n_instances)
+    inputs = StudyInputs(
+        shape,
+        devices,
+        engine,
+        trace,
+        more,
+        slo,
+        q.target,
+        n_instances,
+        drafts=Guessing.of(q.drafts, q.max_drafts),
+        host_bytes=tiers.host_bytes,
+        store=tiers.store,
+    )
+    return ProfileSetup(q, workload, inputs, prices_of(q, devices), tiers)
 
 
 def _shape(q: ProfileQuestion, devices: Devices) -> ModelShape:
@@ -129,6 +144,7 @@ def _check(q: ProfileQuestion) -> None:
         raise ConfigError(f"--max-drafts is at most {MAX_DRAFTS}, not {q.max_drafts}", param="max_drafts")
     if q.drafts != "off" and q.engine != "hydrainfer":
         raise ConfigError("--drafts are planned for hydrainfer alone: leave --engine out", param="drafts")
+    check_tiers(q)
     read_prices(q)
     if q.objective != "goodput" and not (q.rate and q.rate > 0.0):
         raise ConfigError(f"--objective {q.objective} needs a --rate of requests per second", param="rate")

@@ -9,7 +9,7 @@ from hydrainfer.stores.address import FolderAddress
 from hydrainfer.stores.places import Place, check_folder, check_stores, make_folders, open_places, parse_places
 from hydrainfer.stores.port import Contents, KindRow, Root, SharedStore, StoreError, StoreFull
 from hydrainfer.stores.tools import PlaceTools, tools_of
-from hydrainfer.stores.trial import TRIAL_KIND, Trial, remove_trial, try_out
+from hydrainfer.stores.trial import TRIAL_KIND, Trial, remove_trial, try_out, try_places
 
 __all__ = [
     "TRIAL_KIND",
@@ -32,4 +32,5 @@ __all__ = [
     "remove_trial",
     "tools_of",
     "try_out",
+    "try_places",
 ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from hashlib import blake2b
 from typing import NamedTuple
 
 from hydrainfer.cache import BlockName
-from hydrainfer.stores.port import SharedStore, StoreFull
+from hydrainfer.stores.places import Place, check_folder, open_places
+from hydrainfer.stores.port import Contents, Root, SharedStore, StoreFull
 
 TRIAL_KIND = "probe"
 """The kind of these blocks. They stay in the store, and the next trial finds them there."""
@@ -45,6 +48,19 @@ def try_out(store: SharedStore) -> Trial:
     took_s = time.perf_counter() - start_s
     byte_s = took_s / (sum(there) * _BLOCK_BYTES) if any(there) else 0.0
     return Trial(byte_s, full)
+
+
+def try_places(places: Sequence[Place], who: str) -> tuple[Contents, Trial]:
+    """Open places as one store, as a server does, try it out, and remove what was written. `who` tries it. Returns what
+    the store held before, and the result. Raises `ConfigError` if a folder cannot be used, `StoreError` if a server
+    cannot be used now."""
+    for place in places:
+        check_folder(place)
+    with closing(open_places(places, Root(bytes(16), {"model": who}))) as store:
+        contents = store.contents()
+        trial = try_out(store)
+        remove_trial(store)
+    return contents, trial
 
 
 def remove_trial(store: SharedStore) -> None:

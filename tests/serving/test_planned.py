@@ -110,6 +110,15 @@ def test_options_that_no_plan_counts_with_are_named():
     assert "the plan counts with the defaults of --order, --kv-cache-gib" in console.export_text()
 
 
+def test_host_memory_and_the_store_are_planned_with_and_served(tmp_path):
+    console, tiers = Console(record=True, file=io.StringIO()), {"host_cache_gib": 0.25, "store": f"dir:{tmp_path}/s"}
+    loaded = settle(load({**EMULATED, **EXPECTED, **tiers, "layout": "auto", "devices": 1}), console)
+    (instance,) = read_layout(loaded.config.layout)
+    assert {name: instance.own[name] for name in tiers} == tiers
+    assert not any(name in console.export_text(clear=False) for name in ("--host-cache-gib", "--store"))
+    assert not (tmp_path / "s").exists(), "a server makes the folder, not a plan"
+
+
 def test_the_measured_engine_is_the_one_that_will_serve(monkeypatch):
     measured = []
 

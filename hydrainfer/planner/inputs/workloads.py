@@ -157,6 +157,8 @@ def _request(i: int, chat: ChatRequest, at_s: float, prompts: PromptRules) -> Tr
         parts=parts,
         megapixels=sum(p.width * p.height for p in pictures) / 1e6,
         whole=prompts.whole,
+        talk=chat.talk,
+        apart_s=chat.apart_s,
     )
 
 

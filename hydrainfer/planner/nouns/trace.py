@@ -22,7 +22,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     of each picture; `n_output`: tokens to generate. `content` names the pictures: equal names mean the same pictures,
     "" means new ones. `parts`: the same prompt in order, needed only if it shares content with another prompt.
     `megapixels`: of all its pictures as they are sent. `whole`: all tokens of a picture are computed at once
-    (`MediaSpan.whole`)."""
+    (`MediaSpan.whole`). `talk`: the conversation's number; 0 if the request stands alone. `apart_s`: seconds after the
+    turn before, if these are fixed."""
 
     arrival_s: float
     n_text: int
@@ -32,6 +33,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PromptPart, ...] = ()
     megapixels: float = 0.0
     whole: bool = False
+    talk: int = 0
+    apart_s: float = 0.0
 
     @property
     def n_prompt(self) -> int:

@@ -23,6 +23,7 @@ from hydrainfer.planner.search.objectives import Objective, check_possible, leas
 from hydrainfer.planner.search.plan import Cell, LayoutPlan, Live, Ratio, Row, rows_of
 from hydrainfer.planner.search.ratios import rate_for_ratios, ratios_of
 from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interval_s, observe, served_at
+from hydrainfer.planner.search.tiers import TierGain, tier_gains
 from hydrainfer.planner.search.usage import CacheUse, RoleUse, use_of
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Row",
     "SearchEffort",
     "Study",
+    "TierGain",
     "attempt",
     "bracket",
     "candidates_of",
@@ -67,5 +69,6 @@ __all__ = [
     "search",
     "served_at",
     "study_of",
+    "tier_gains",
     "use_of",
 ]

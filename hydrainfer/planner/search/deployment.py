@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import yaml
 
-from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, share_memory, tokens_in
+from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, host_sizes, share_memory, tokens_in
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, CostModel, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
@@ -37,13 +37,14 @@ def study_of(
     target: float = 0.9,
     more: Sequence[TraceRequest] = (),
     unlike: Sequence[Hardware] = (),
+    host_bytes: int = 0,
 ) -> Study:
     """A study in which every instance runs on a `device` or on one of the `unlike` devices; with unlike devices, roles
     have names such as `PD@h20`. Batch times follow from the device's peaks or, if given, from `cost`. Budgets are those
     of the paper's section 4.2, chosen for each layout. Roles that do not fit the device are left out. `engine`: None
     for HydraInfer without the host time of its server. `server`: replaces the engine's. `more`: requests of the same
-    workload, for longer runs. Raises `ConfigError` for an empty trace, or if no role that prefills or no role that
-    decodes fits."""
+    workload, for longer runs. `host_bytes`: host memory of each instance that prefills or decodes. Raises `ConfigError`
+    for an empty trace, if no role that prefills or no role that decodes fits, or if host memory is too small."""
     if not trace:
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
     engine = engine or EngineModel(name="hydrainfer")
@@ -70,7 +71,8 @@ def study_of(
                 times = engine.cost(cost_of(shape, engine.on(one)), mixed)
             station = _station(role, times, blocks, shape.context, trace, slo, kind, engine)
             blocks, split = share_memory(station.blocks, Wishes(n_longest=shape.context))
-            stations[placed] = msgspec.structs.replace(station, blocks=blocks, split=split)
+            host = _host_blocks(blocks, role, shape.context, host_bytes)
+            stations[placed] = msgspec.structs.replace(station, blocks=blocks, split=split, host=host)
     _check_stages(stations, too_large)
     link = _slowest([one.link for one in devices])
     if isinstance(cost, CostFile) and cost.copies:
@@ -86,6 +88,16 @@ def study_of(
         policy=engine.policy,
         server=server or engine.server,
     )
+
+
+def _host_blocks(blocks: Mapping[CacheSpec, int], role: Role, n_context: int, n_bytes: int) -> dict[CacheSpec, int]:
+    """The number of blocks of each cache in host memory, as in `assemble.sizes`."""
+    if not n_bytes or not (role.runs(Stage.PREFILL) or role.runs(Stage.DECODE)):
+        return {}
+    sizes = host_sizes(blocks, Wishes(n_longest=n_context), n_bytes)
+    if not sizes:
+        raise ConfigError("--host-cache-gib is less than one block of each cache", param="host_cache_gib")
+    return sizes
 
 
 def _check_stages(stations: Mapping[str, Station], too_large: Mapping[str, ConfigError]) -> None:
@@ -193,22 +205,27 @@ def layout_file(
     comment: str = "",
     threads: int | None = None,
     only: Sequence[str] = PLANNED,
+    tiers: Mapping[str, str | float] | None = None,
 ) -> str:
     """YAML for `hydrainfer serve --layout`: the instances with their budgets and overlap from the study (only the
-    options in `only`), and with `threads` each."""
+    options in `only`), and with `threads` each. `tiers`: the options `host_cache_gib` and `store`, as far as they are
+    set."""
     groups = []
     of_layout = study.budgets(layout)
     for name, n in Counter(map(str, layout.instances)).items():
         role = Role.parse(name)
         budgets = of_layout[name]
-        own: dict[str, str | int] = {"max_running": budgets.running}
+        own: dict[str, str | float] = {"max_running": budgets.running}
         if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
             own["token_budget"] = budgets.tokens
         if role.runs(Stage.ENCODE):
             own["image_budget"] = budgets.images
         if study.overlap == "slice":  # the server chooses any other by itself
             own["overlap"] = study.overlap
-        group: dict[str, str | int] = {"role": name, "count": n, **{k: v for k, v in own.items() if k in only}}
+        group: dict[str, str | float] = {"role": name, "count": n, **{k: v for k, v in own.items() if k in only}}
+        group |= tiers or {}
+        if not study.stations[name].host:
+            group.pop("host_cache_gib", None)
         groups.append(group | ({} if threads is None else {"threads": threads}))
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + yaml.safe_dump({"instances": groups}, sort_keys=False, default_flow_style=None, width=120)

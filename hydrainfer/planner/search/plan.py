@@ -12,6 +12,7 @@ from hydrainfer.planner.search.goodput import TOLERANCE, Finding, workers
 from hydrainfer.planner.search.layouts import layout_of, method_of
 from hydrainfer.planner.search.reason import Reason, reason
 from hydrainfer.planner.search.study import Attempt, Study
+from hydrainfer.planner.search.tiers import TierGain
 from hydrainfer.planner.search.usage import RoleUse
 
 
@@ -95,7 +96,8 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     ten cases, the measured goodput of a deployment is within a factor of 1 + `model_error` of the planned one; None if
     not known. `notes`: caveats. `ratios`: of the methods with two roles, all at one rate. `unlike`: `device` names
     several kinds and the number of each. `price`: of all devices for an hour; `watts`: of all devices; None if not
-    known."""
+    known. `store`, `host_cache_gib`: the other tiers, as `serve` takes them; `tiers`: what they contribute to the
+    layout to deploy, at its goodput."""
 
     model: str
     devices: int
@@ -121,6 +123,9 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     unlike: bool = False
     price: float | None = None
     watts: float | None = None
+    store: str | None = None
+    host_cache_gib: float = 0.0
+    tiers: tuple[TierGain, ...] = ()
     took_s: float = 0.0
     command: str = ""
     version: str = ""

@@ -19,7 +19,7 @@ from hydrainfer.metrics import Timelines
 from hydrainfer.planner.costs import slowed, with_steps
 from hydrainfer.planner.nouns import Link, ServerCost, TraceRequest
 from hydrainfer.planner.search.budgets import Choice, RequestShare, best_of
-from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator, as_requests, at_rate
+from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator, StoreModel, as_requests, at_rate
 from hydrainfer.scheduler import Budgets, Policy
 
 _OVERRUN = 4.0  # standard deviations of the queue that forms by chance at the edge of capacity
@@ -27,12 +27,13 @@ _OVERRUN = 4.0  # standard deviations of the queue that forms by chance at the e
 
 class Station(msgspec.Struct, frozen=True, kw_only=True):
     """The description of every instance of one role. `blocks`: the number of blocks per cache that its memory holds;
-    `split`: how the caches share that memory. `choices`: the budgets to choose from for each layout; () if `budgets`
-    suit all layouts."""
+    `split`: how the caches share that memory; `host`: the number of blocks of each cache in host memory. `choices`: the
+    budgets to choose from for each layout; () if `budgets` suit all layouts."""
 
     cost: CostModel
     blocks: Mapping[CacheSpec, int]
     split: Split | None = None
+    host: Mapping[CacheSpec, int] = {}
     budgets: Budgets = Budgets()
     choices: tuple[Choice, ...] = ()
 
@@ -45,7 +46,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     """The workload, SLO and devices that layouts are judged by. `stations`: by role. `trace`: the workload, whose
     arrivals are stretched to each rate; `more`: other requests of the workload, for runs after the first. `target`: the
     share of requests that must meet the SLO. `patience_s`: the longest TTFT limit that runs will be judged by, if it is
-    longer than the SLO's, so that no run is stopped that may still meet it. `drafts`: the guesses that steps verify."""
+    longer than the SLO's, so that no run is stopped that may still meet it. `drafts`: the guesses that steps verify.
+    `store`: one that all instances share."""
 
     stations: Mapping[str, Station]
     trace: tuple[TraceRequest, ...]
@@ -59,6 +61,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     balancing: str = "least_load"
     server: ServerCost = ServerCost()
     drafts: Guessing | None = None
+    store: StoreModel | None = None
 
     def budgets(self, layout: Layout) -> dict[str, Budgets]:
         """The budgets of each role of the layout. They depend on the share of the work that an instance has there."""
@@ -99,6 +102,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
                     cost=slowed(with_steps(s.cost, server.step_s), slowdown) if server.threads else s.cost,
                     blocks=s.blocks,
                     split=s.split,
+                    host=s.host,
                     budgets=budgets[str(role)],
                     policy=self.policy,
                     overlap=self.overlap,
@@ -215,9 +219,14 @@ def observe(study: Study, layout: Layout, rate: float, *, hurry: bool = False) -
     return Trial(_attempt(rate, judges, simulator, verdicts), series, kept, rest_s)
 
 
+def simulated(study: Study, layout: Layout, rate: float) -> Simulator:
+    """The simulator that has served all requests at `rate`."""
+    return _Judges(study, rate).served_by(layout, None)
+
+
 def served_at(study: Study, layout: Layout, rate: float) -> list[ServedRequest]:
     """All requests, served at `rate`, with their tokens."""
-    return list(_Judges(study, rate).served_by(layout, None).served.values())
+    return list(simulated(study, layout, rate).served.values())
 
 
 def watched(study: Study, layout: Layout, rate: float, look: Callable[[Simulator, float], None]) -> None:
@@ -314,7 +323,9 @@ class _Judges:
     ) -> Simulator:
         study = self.study
         instances = study.instances(layout, self._rate)
-        simulator = Simulator(instances, study.link, balancing=study.balancing, record=record, watch=watch)
+        simulator = Simulator(
+            instances, study.link, balancing=study.balancing, record=record, watch=watch, store=study.store
+        )
         self.simulator, self._served = simulator, simulator.served
         ready_s = study.host_cost(layout).ready_s(at_rate(study.trace, self._rate), len(instances))
         simulator.run(self._requests, {r.id: s for r, s in zip(self._requests, ready_s)})

@@ -283,7 +283,7 @@ class ModelledNode(Instance):
         if tier is not None and sim.shelf is not None:
             tier.byte_s = 1.0 / sim.shelf.model.read_bytes_per_s
             client = ModelledStore(sim.shelf, self.caches.specs, lambda: sim.now)
-            movers[STORE] = stored = Stored(scheduler, client, tier)
+            movers[STORE] = stored = Stored(scheduler, client, tier, warn=lambda *_: None)
         return Copies(scheduler, movers, stored) if movers else None
 
     def turn(self, now: float) -> float:

@@ -11,6 +11,7 @@ import msgspec
 from hydrainfer.core import ConfigError, MediaSpan, Request, SamplingParams, chain_keys, chain_root
 from hydrainfer.planner.nouns import ANSWER, PromptPart, TraceRequest
 from hydrainfer.planner.simulation.leap import TOKEN
+from hydrainfer.workload.sources import in_turn
 
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
 _ID = 5  # any token id
@@ -98,12 +99,14 @@ def _spans(parts: Iterable[PromptPart], whole: bool) -> Iterator[MediaSpan]:
 
 
 def at_rate(trace: Sequence[TraceRequest], rate: float) -> list[TraceRequest]:
-    """The same requests with arrivals stretched to `rate` per second: common random numbers for every rate. Raises
-    `ConfigError` unless the rate is positive."""
+    """The same requests with arrivals stretched to `rate` per second: common random numbers for every rate. Turns that
+    have an `apart_s` come so long after the turn before, at any rate. Raises `ConfigError` unless the rate is
+    positive."""
     span = trace[-1].arrival_s
     if rate <= 0.0:
         raise ConfigError(f"a rate of {rate:g} requests per second is none; give a positive one")
     if span <= 0.0:
         return list(trace)
     by = len(trace) / rate / span
-    return [msgspec.structs.replace(t, arrival_s=t.arrival_s * by) for t in trace]
+    turns = in_turn(trace, rate)
+    return [msgspec.structs.replace(t, arrival_s=at.arrival_s * by) for t, at in zip(turns, trace)]

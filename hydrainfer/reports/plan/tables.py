@@ -92,17 +92,36 @@ def bill(plan: LayoutPlan) -> Iterator[str]:
 
 
 def conclusions(plan: LayoutPlan, n: int | None = None) -> list[str]:
-    """The answer first, then costs, the model error, what is known of layouts beyond the first `n` in `ranked` (None:
-    beyond those measured to the end), validation runs, and notes."""
+    """The answer first, then what host memory and the store contribute, costs, the model error, what is known of
+    layouts beyond the first `n` in `ranked` (None: beyond those measured to the end), validation runs, and notes."""
     rest = others(plan, n)
     return [
         *answer(plan),
+        *_tiers(plan),
         *bill(plan),
         *_model_error(plan),
         *([rest] if rest else []),
         *(_live(run, plan.model_error) for run in plan.live),
         *plan.notes,
     ]
+
+
+def _tiers(plan: LayoutPlan) -> Iterator[str]:
+    """A sentence on the share of the prompts that each tier adds, and on TTFT with and without it."""
+    best = plan.choice
+    if best is None or not plan.tiers:
+        return
+    parts = []
+    for gain in plan.tiers:
+        where = "in the caches of its devices alone"
+        if gain.store:
+            where = "with the store as well" if gain.host_memory else "with the store"
+        elif gain.host_memory:
+            where = f"with {plan.host_cache_gib:g} GiB of host memory each"
+        ttft = f"TTFT p50 {ms(gain.ttft_p50)} ms, p90 {ms(gain.ttft_p90)} ms"
+        parts.append(f"{percent(gain.found)} {where} ({ttft})")
+    rate = said(plan.tiers[0].rate)
+    yield f"At {rate} requests/s, {best.layout} finds of the prompts' tokens {', '.join(parts)}."
 
 
 def _model_error(plan: LayoutPlan) -> Iterator[str]:

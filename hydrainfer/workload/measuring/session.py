@@ -26,6 +26,7 @@ from hydrainfer.workload.sources import (
     Workload,
     encoded,
     encoded_aside,
+    in_turn,
     label,
 )
 
@@ -182,6 +183,8 @@ class Session:
             return None
         if not chats:
             return None
+        if rate is not None and not fixed:
+            chats = in_turn(chats, rate)
         self._watch.begins(self.name, label(arrivals), n)
         result = await run_load(
             self._target,

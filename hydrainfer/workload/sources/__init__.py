@@ -16,7 +16,7 @@ from hydrainfer.workload.sources.arrivals import (
 )
 from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, distinct_chats, encoded, encoded_aside
 from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
-from hydrainfer.workload.sources.dialogues import Dialogues
+from hydrainfer.workload.sources.dialogues import Dialogues, in_turn
 from hydrainfer.workload.sources.pictures import DrawingStopped, DrawnPicture, EncodedPicture, FilePicture, draw_picture
 from hydrainfer.workload.sources.recorded import Recording, read_recording, write_recording
 from hydrainfer.workload.sources.spec import DEFAULT, TooFewRequests, Workload, read_workload
@@ -49,6 +49,7 @@ __all__ = [
     "due_times_s",
     "encoded",
     "encoded_aside",
+    "in_turn",
     "label",
     "read_arrivals",
     "read_recording",

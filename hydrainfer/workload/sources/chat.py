@@ -34,7 +34,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """One chat request. `pictures` come before `text`, as in OpenAI's content lists. The answer has exactly
     `max_tokens` tokens if the server honours `ignore_eos`. `system`, `before`: the system prompt and the turns before
     this one. `messages`: a whole conversation, sent unchanged in place of all of these. `at_s`: when the request
-    arrived in its trace."""
+    arrived in its trace. `talk`: the conversation's number; 0 if the request stands alone. `apart_s`: seconds after the
+    turn before, if these are fixed (`dialogues.in_turn`)."""
 
     text: str = ""
     pictures: tuple[SentPicture, ...] = ()
@@ -43,6 +44,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     at_s: float | None = None
     system: str = ""
     before: tuple[Said, ...] = ()
+    talk: int = 0
+    apart_s: float = 0.0
 
     @property
     def shown(self) -> tuple[SentPicture, ...]:

@@ -58,7 +58,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not self.questions or not self.picture_sizes or any(min(size) <= 0 for size in self.picture_sizes):
             raise ConfigError(f"{self.dataset}: needs questions, and picture sizes of width, height and weight")
         d = self.dialogues
-        for spread in (self.words, d.turns, d.system_words, *self.output_tokens.values()):
+        for spread in (self.words, d.turns, d.apart_s, d.system_words, *self.output_tokens.values()):
             Spread.parse(spread)
         if min(d.apart, d.systems, d.picture_pool) < 0:
             raise ConfigError(f"{self.dataset}: apart, systems and picture_pool are numbers of 0 or more")

@@ -24,7 +24,7 @@ from hydrainfer.workload.measuring import (
 )
 from hydrainfer.workload.measuring.session import Traffic
 from hydrainfer.workload.results import BenchResult
-from hydrainfer.workload.sources import Recording, Replay, Workload, read_workload, write_recording
+from hydrainfer.workload.sources import Dialogues, Recording, Replay, Workload, read_workload, write_recording
 from tests.workload import virtual
 from tests.workload.mock import MockServer, Script
 
@@ -74,6 +74,14 @@ def test_rates_and_concurrency_and_replay():
     assert len({s.seed for s in result.runs}) == 4 and len(set(texts)) > 100
     assert result.servers[0].unloaded.n_warmup == 1 and result.servers[0].facts.model == "mock"
     assert all(r.report.n_count_differs == r.report.n_wrong_length == 0 for r in result.runs)
+
+
+def test_turns_come_back_after_the_seconds_of_the_workload_at_a_rate():
+    talks = Workload(dataset="talks", n_pictures=0, dialogues=Dialogues(turns=2, apart_s=1.0))
+    _, mock = run(FAST, LoadPlan(kind="constant", rates=(5.0,)), workload=talks)
+    sent = [s.body["messages"] for s in mock.served[5:]]
+    assert [len(messages) for messages in sent[:15]] == [1] * 5 + [3] * 5 + [1] * 5
+    assert all(later[: len(first)] == first for first, later in zip(sent, sent[5:10]))
 
 
 def test_the_report_is_whole_and_stands_alone(tmp_path):
