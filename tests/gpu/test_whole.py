@@ -11,12 +11,14 @@ from PIL import Image
 
 from benchmarks.gpu.tiny import MAKERS, PICTURES, tiny
 from hydrainfer import LLM, SamplingParams
+from hydrainfer.cache import HostTier
 from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
-from hydrainfer.models import DTYPES, attentions_of, load_model
+from hydrainfer.models import DTYPES, attentions_of, cache_specs, load_model
 from hydrainfer.ops import select_ops, torch_variants
 from hydrainfer.scheduler import Worth
 from hydrainfer.scheduler.drafting import Guess, TextDrafter
+from hydrainfer.storage import LayerLoader
 from tests.checkpoints import make_picture
 from tests.equivalence.mixed import settled_stats
 from tests.gpu.alike import check_alike
@@ -140,3 +142,32 @@ def test_a_store_gives_back_what_another_server_left(device, models, tmp_path, k
         out, _ = outputs(kind, models, device, store=f"dir:{tmp_path}/store?gib=1")
         found.append([one.outputs[0].token_ids for one in out])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["llava", "gemma3", "qwen3_5"])
+def test_what_comes_back_from_host_memory_is_what_was_there(device, models, monkeypatch, kind):
+    """Layer by layer, after others have taken its place on the device."""
+    monkeypatch.setattr(HostTier, "load_s", lambda tier, n_bytes: 0.0)
+    begun, begin = [], LayerLoader.begin
+
+    def counted(loader, source, pulls, *more):
+        begun.append(pulls)
+        return begin(loader, source, pulls, *more)
+
+    monkeypatch.setattr(LayerLoader, "begin", counted)
+    prompts = [[1, *range(10 + i, 200 + i), 300 - i] for i in range(6)]
+    config = read_config(tiny(kind, models))
+    specs = cache_specs(config, Role.parse("EPD"), "bfloat16", 16)
+    size = sum(spec.block_bytes * (spec.held_by(200) + 13) for spec in specs if spec.size_option == "kv_cache_gib")
+    few = {"kv_cache_gib": 2 * size / 2**30, "headroom_tokens": 0, "max_model_len": 224}
+    options = {"device": device.type, "dtype": "bfloat16", "threads": 1, "host_cache_gib": 0.25, **few}
+    if kind in PICTURES:
+        options["image_cache_gib"] = 0.25
+    with LLM(tiny(kind, models), **options) as llm:
+        first, again = (
+            [llm.generate([{"prompt_token_ids": ids}], SAMPLING, use_tqdm=False)[0].outputs[0] for ids in prompts]
+            for _ in range(2)
+        )
+        assert settled_stats(llm).tokens_found > 100 * len(prompts) / 2
+    assert len(begun) >= len(prompts) / 2 or device.type == "cpu"
+    print(check_alike(again, first))
