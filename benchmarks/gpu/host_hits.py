@@ -19,6 +19,8 @@ from unittest import mock
 from benchmarks.record import write_result
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.assemble import engine as assembly
+from hydrainfer.cache import HOST
+from hydrainfer.scheduler import Scheduler, Shift
 from tests.checkpoints_text import make_text
 from tests.parts import parts
 
@@ -32,7 +34,9 @@ SHAPES = {
     "max_position_embeddings": 16384,
 }
 END = 64
+SETTLE_S = 0.1
 TOKENS = range(10, 250)
+SHIFTED = Scheduler.shifted
 ONE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
@@ -61,9 +65,10 @@ def rounds(llm: LLM, n_prompt: int, n_others: int, n_rounds: int, seed: int) -> 
         ends = [asking.tokens(END) for _ in range(2)]
         cold_s, _, n_cold = asking.ask(prompt + ends[0])
         device_s, token, n_device = asking.ask(prompt + ends[1])
-        time.sleep(0.2)  # what was published is copied down
         for _ in range(n_others):
+            time.sleep(SETTLE_S)  # what was published is copied down
             asking.ask([1, *asking.tokens(n_prompt - 1)])
+        time.sleep(SETTLE_S)
         host_s, again, n_host = asking.ask(prompt + ends[1])
         assert again == token and n_cold < n_prompt / 2 and min(n_device, n_host) > n_prompt - 64, (n_cold, n_host)
         for name, seconds in zip(found, (cold_s, device_s, host_s)) if i else ():  # the first warms up
@@ -89,13 +94,26 @@ def main() -> None:
         by_layer = assembly._layer_loader
         for name in ("layers", "whole", "layers again", "whole again"):
             loader = (lambda *_: {}) if name.startswith("whole") else by_layer
+            loads: list[float] = []
+
+            def shifted(scheduler: Scheduler, shift: Shift, seconds: float | None, now: float, loads=loads) -> bool:
+                loads.extend([1e3 * seconds] if shift.source == HOST and seconds is not None else [])
+                return SHIFTED(scheduler, shift, seconds, now)
+
             with (
                 mock.patch.object(assembly, "_layer_loader", loader),
+                mock.patch.object(Scheduler, "shifted", shifted),
                 LLM(str(model), device=args.device, dtype="float32" if dry else "bfloat16", **options) as llm,
             ):
                 times = rounds(llm, n_prompt, 3, n_rounds, seed=1)
             results[name] = {kind: {"median_ms": statistics.median(ms), "ms": ms} for kind, ms in times.items()}
-            print(name, {kind: round(statistics.median(ms), 2) for kind, ms in times.items()})
+            results[name]["load"] = {"median_ms": statistics.median(loads), "ms": loads}
+            print(
+                name,
+                "load",
+                round(statistics.median(loads), 2),
+                {kind: round(statistics.median(ms), 2) for kind, ms in times.items()},
+            )
     settings = {"device": args.device, "tokens": n_prompt, "bytes_per_token": block_bytes // 16, **shapes}
     write_result("gpu.host_hits", __doc__, settings, results, args.out)
 
