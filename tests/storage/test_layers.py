@@ -1,4 +1,4 @@
-"""Copies of blocks layer by layer: in the order of the layers, whatever their caches, and marked where each is there."""
+"""Copies of blocks layer by layer: in the order of the layers, whatever their caches, each marked where it is there."""
 
 import threading
 
