@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hydrainfer.cache import DEVICE, STORE, Fetch, Hit, Lease, Pulls
-from hydrainfer.core import LiveSequence
+from hydrainfer.core import LiveSequence, StepResult
 from hydrainfer.scheduler.parking import Shift
 from hydrainfer.scheduler.room import SequenceRoom
 
@@ -35,12 +35,12 @@ class _Running:
 @dataclass(slots=True)
 class _Ahead:
     """A sequence that is computed while its beginning is on its way. `room`: what it has; `held`: what is written to
-    until the copy is over, whatever becomes of the sequence."""
+    until the copy is over, whatever becomes of the sequence; None once that is known to be over."""
 
     fetches: Sequence[Fetch]
     shift: Shift
     room: Lease
-    held: Lease
+    held: Lease | None
 
 
 class Fetching:
@@ -96,7 +96,10 @@ class Fetching:
         goes on elsewhere."""
         for one in self._ahead:
             if one.shift is shift:
-                self._came(one, seconds)
+                self._ahead.remove(one)
+                if seconds is not None and shift.n_bytes:
+                    self._room.finder.tiers[shift.source].loaded(shift.n_bytes, seconds)
+                self._came(one, ok=seconds is not None)
                 return False
         seq, running = shift.seq, self._running[shift.seq.id]
         seq.unpin()
@@ -146,15 +149,25 @@ class Fetching:
         self._enter(seq)
         return True
 
-    def _came(self, one: _Ahead, seconds: float | None) -> None:
-        self._ahead.remove(one)
+    def computed(self, result: StepResult) -> None:
+        """Note that a batch has been computed, so that what it waited for has come. Call this before what it computed
+        is published: others find no block without all that are before it."""
+        if not self._ahead or result.error is not None:
+            return
+        seqs = [item.seq for item in result.batch.work]
+        for one in [one for one in self._ahead if one.shift.seq in seqs]:
+            self._came(one, ok=True)
+
+    def _came(self, one: _Ahead, *, ok: bool) -> None:
+        """Let others find what has been copied, unless that is not `ok`, or its sequence has left. Safe to repeat."""
         seq = one.shift.seq
-        if seconds is not None and self._room.holds(seq.id) and self._room.lease_of(seq) is one.room:
+        if one.held is None:
+            return
+        if ok and self._room.holds(seq.id) and self._room.lease_of(seq) is one.room:
             self._room.fetched(seq, one.fetches)
-        if seconds is not None and one.shift.n_bytes:
-            self._room.finder.tiers[one.shift.source].loaded(one.shift.n_bytes, seconds)
         self._room.caches.release(one.held)
         self._room.drop(one.fetches)
+        one.held = None
 
     def _lose(self, seq: LiveSequence, now: float) -> None:
         lost = self._room.finder.lost

@@ -356,6 +356,7 @@ class Scheduler:
         if result.batch.lane is Lane.VISION:
             return [outcome for item in result.batch.work for outcome in self._encoded(item, result, now)]
         self.gap.landed(result.batch, now)
+        self.fetching.computed(result)
         outcomes: list[Outcome] = []
         failed, sampled, logprobs = result.error is not None or bool(result.failed), result.tokens, result.logprobs
         guesses, limited, row = result.drafts, self.gap.limited, 0
@@ -440,8 +441,7 @@ class Scheduler:
         return True
 
     def check(self) -> None:
-        """Check that every live sequence is in exactly one place and the caches agree with the leases. For tests. (The
-        caller checks that no lease is left at the end, after the last batch was applied.)"""
+        """Check that every live sequence is in exactly one place and the caches agree with the leases. For tests."""
         waits = [*self.waiting.pictured, *self.waiting.ready, *self.parking.live, *self.fetching.live.values()]
         check_places(self._live, self._running, self.migrating, waits, self.arriving)
         assert not any(self.duties.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"

@@ -108,15 +108,15 @@ def _pairs(refs, blocks):
 
 
 class FakeMover:
-    """Copies between the tiers of one device, some of which fail if it is `bad`. Batches may wait for some of those
-    from host memory."""
+    """Copies between the tiers of one device, some of which fail if it is `bad`. For a share `ordered` of those from
+    host memory batches may wait."""
 
-    def __init__(self, device, rng, bad):
-        self.device, self.rng, self.bad = device, rng, bad
+    def __init__(self, device, rng, bad, ordered=0.5, slowest=3.0):
+        self.device, self.rng, self.bad, self.ordered, self.slowest = device, rng, bad, ordered, slowest
 
     def begin(self, source, pulls, now, limit_s=0.0):
-        ordered = source == HOST and self.rng.random() < 0.5
-        return FakeCopy(self, source, pulls, now + self.rng.uniform(0.0, 3.0), ordered)
+        ordered = source == HOST and self.rng.random() < self.ordered
+        return FakeCopy(self, source, pulls, now + self.rng.uniform(0.0, self.slowest), ordered)
 
 
 class FakeCopy:
@@ -127,12 +127,15 @@ class FakeCopy:
     def __init__(self, mover, source, pulls, at, ordered):
         self.mover, self.source, self.pulls, self.at = mover, source, pulls, at
         self.wait_for = (lambda layer: None) if ordered else None
+        self.waited = False
         if ordered:
             self.copy()
 
     def poll(self, now):
         if now < self.at:
             return None
+        if self.waited:
+            return True
         if self.wait_for is not None:
             before = self.there()
             self.copy()
@@ -182,6 +185,13 @@ class StoreRig:
         lost = self.copies.turn(now)
         self.copies.begin(now)
         return lost
+
+    def computed(self, batch):
+        """The device has computed a batch: it has waited for the copies that this reads."""
+        seqs = [item.seq for item in batch.work]
+        for copy in self.copies._running:
+            if copy.ahead and copy.shift.seq in seqs:
+                copy.completion.waited = True
 
     @property
     def busy(self):

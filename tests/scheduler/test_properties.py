@@ -115,6 +115,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
             now = {name: item.seq.hold.blocks[name][: len(before)] for name, before in blocks.items()}
             assert (item.seq.hold.first_block, now) == (first, blocks), "blocks became others while a lane used them"
         s.observe(batch, 1e-3 * (batch.n_items if lane is Lane.LANGUAGE else 8 * batch.n_items))
+        rig.computed(batch)
         for outcome in s.apply(device.run(batch), float(step)):
             assert outcome.seq.id not in ended | cancelled, "an ended request produced something"
             got.setdefault(outcome.seq.id, []).extend(outcome.tokens)

@@ -4,6 +4,7 @@ import pytest
 
 from hydrainfer.cache import CacheSet, StoreTier
 from hydrainfer.core import Lane, Role
+from hydrainfer.engine import Stored
 from hydrainfer.scheduler import Budgets, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
@@ -120,6 +121,14 @@ def test_a_block_that_does_not_come_is_struck_and_what_is_before_it_loaded_again
     assert [len(job.blocks["kv"][0]) for job in second.jobs("load")] == [9, 5]
     assert second.computed["b"] == 20 and second.stats.n_lost == 1
     assert ("kv", refs[5].key) in shelf.numbers, "what was computed again is saved again"
+
+
+def test_who_takes_a_lost_block_for_loaded_is_caught(monkeypatch):
+    """By the test before this one."""
+    real = Stored.loaded
+    monkeypatch.setattr(Stored, "loaded", lambda stored, job, result, *when: real(stored, job, result, *when) or True)
+    with pytest.raises((AssertionError, KeyError)):
+        test_a_block_that_does_not_come_is_struck_and_what_is_before_it_loaded_again()
 
 
 def test_a_load_that_takes_too_long_is_given_up_and_its_room_comes_back():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.stores import StoreError, StoreFull
+from hydrainfer.stores import StoreError, StoreFull, block_file
 from hydrainfer.stores.files import FileStore, check, clear, summary
 from hydrainfer.stores.folder import Folder
 from tests.stores.folders import (
@@ -162,6 +162,24 @@ def changed(whole, other, changes):
         elif what == "other":
             whole[at : at + n] = other[at : at + n]
     return whole
+
+
+class Anything:
+    """Is equal to all sizes."""
+
+    def __ne__(self, other):
+        return False
+
+
+@pytest.mark.parametrize("unchecked", ["checksum", "length"])
+def test_a_check_that_is_left_out_is_noticed(store, folder, monkeypatch, unchecked):
+    """By the test after this one."""
+    if unchecked == "checksum":
+        monkeypatch.setattr(block_file.zlib, "crc32", lambda data, crc=0: 0)
+    else:
+        monkeypatch.setattr(block_file, "_data_bytes", lambda fd: Anything())
+    with pytest.raises(AssertionError):
+        test_no_change_of_a_file_gives_a_wrong_byte(store, folder)
 
 
 def test_no_change_of_a_file_gives_a_wrong_byte(store, folder):
