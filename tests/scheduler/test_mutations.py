@@ -11,7 +11,6 @@ from hydrainfer.core import Lane, LiveSequence
 from hydrainfer.core import chain as chains
 from hydrainfer.scheduler import Scheduler
 from hydrainfer.scheduler import drafts as drafting
-from hydrainfer.scheduler.fetching import Fetching
 from hydrainfer.scheduler.room import SequenceRoom
 from hydrainfer.scheduler.saving import Saving
 from tests.scheduler import test_prefix, test_properties
@@ -223,17 +222,6 @@ def save_what_is_not_held(patch):
     patch.setattr(Saving, "next_save", mutated)
 
 
-def publish_before_the_copy(patch):
-    """Others find what is still on its way from another tier."""
-    real = Fetching.begin
-
-    def mutated(self, seq, hit, *, arrives=False):
-        real(self, seq, hit, arrives=arrives)
-        self._room.fetched(seq, hit.fetches)
-
-    patch.setattr(Fetching, "begin", mutated)
-
-
 MUTATIONS = [
     (publish_at_launch, FAILS),
     (slide_before_publish, TRAFFIC),
@@ -257,7 +245,6 @@ MUTATIONS = [
     (count_a_shared_block_of_a_window_once, TRAFFIC),
     (write_what_is_shared, FEW),
     (save_what_is_not_held, TRAFFIC),
-    (publish_before_the_copy, TRAFFIC),
 ]
 
 
