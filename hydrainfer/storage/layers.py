@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -110,10 +111,9 @@ class LayerLoader:
     def _copied(self, queue: Queue, task: _Task) -> bool:
         try:
             marks = self._enqueue(queue, task.pulls)
-            last = marks[max(marks)]
-            task.copy.wait_for = lambda layer: marks.get(layer, last).wait()
+            task.copy.wait_for = partial(_wait_for, marks)
             self._wake()
-            last.synchronize()
+            marks[max(marks)].synchronize()
         except Exception:
             _log.exception("a copy of blocks from host memory failed")
             return False
@@ -139,6 +139,11 @@ class LayerLoader:
                 queue.copy(to.bytes, on["to"], source.bytes, on["from"])
             marks[layer] = queue.mark()
         return marks
+
+
+def _wait_for(marks: Mapping[int, Mark], layer: int) -> None:
+    if layer in marks:
+        marks[layer].wait()
 
 
 def rows_of(store: BlockStore) -> int | None:
