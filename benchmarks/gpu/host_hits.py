@@ -96,7 +96,9 @@ def main() -> None:
             loader = (lambda *_: {}) if name.startswith("whole") else by_layer
             loads: list[float] = []
 
-            def shifted(scheduler: Scheduler, shift: Shift, seconds: float | None, now: float, loads=loads) -> bool:
+            def shifted(
+                scheduler: Scheduler, shift: Shift, seconds: float | None, now: float, loads: list[float] = loads
+            ) -> bool:
                 loads.extend([1e3 * seconds] if shift.source == HOST and seconds is not None else [])
                 return SHIFTED(scheduler, shift, seconds, now)
 
