@@ -86,7 +86,8 @@ def refs_of(spec: CacheSpec, keys: Sequence[bytes], numbers: Iterable[int]) -> l
 
 
 class StoreTier:
-    """A `Tier`: the blocks that the store has said it has. `open`: whether it is used now."""
+    """A `Tier`: the blocks that the store has said it has. `open`: whether it is used now. After a load that failed,
+    one is tried at a time until one has worked: the other requests do not wait for what may fail again."""
 
     name = STORE
 
@@ -96,6 +97,7 @@ class StoreTier:
         self.byte_s = 0.0  # of a load, as measured
         self._n_failures: Counter[str] = Counter()  # in a row, by job
         self._n_bytes_held = 0
+        self._trying = False
         self._known: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         self._refs: dict[int, tuple[str, BlockRef]] = {}
         self._n_made = 0
@@ -108,17 +110,21 @@ class StoreTier:
         """Nothing: blocks are saved when they are published."""
 
     def find(self, spec: str, keys: Sequence[bytes]) -> list[int | None]:
-        if not self._open or not self._known:
+        if not self._open or not self._known or (self._trying and self._n_bytes_held):
             return [None] * len(keys)
         known = self._known
         return [known.get((spec, key)) for key in keys]
 
     def hold(self, spec: str, blocks: Sequence[int]) -> None:
         """Note that blocks are to be loaded. The store may lose them all the same."""
-        self._n_bytes_held += len(blocks) * self.specs[spec].block_bytes
+        self._held(len(blocks) * self.specs[spec].block_bytes)
 
     def drop(self, spec: str, blocks: Sequence[int]) -> None:
-        self._n_bytes_held -= len(blocks) * self.specs[spec].block_bytes
+        self._held(-len(blocks) * self.specs[spec].block_bytes)
+
+    def _held(self, n_bytes: int) -> None:
+        self._n_bytes_held += n_bytes
+        self.version += self._trying  # what was found before is found no longer, or again
 
     def ref(self, block: int) -> BlockRef | None:
         """The block of this number; None if it is not known any more."""
@@ -162,6 +168,7 @@ class StoreTier:
         """Leave the store alone for a while, which is longer each time that jobs of this kind fail in a row. Returns
         how often they did."""
         self._n_failures[what] += 1
+        self._trying = self._trying or what == "load"
         n_failures = self._n_failures[what]
         self._shut_until = max(self._shut_until, now + min(_LONGEST_S, _FIRST_S * 2 ** min(n_failures - 1, 10)))
         if self._open:
@@ -171,6 +178,9 @@ class StoreTier:
 
     def worked(self, what: str) -> None:
         self._n_failures[what] = 0
+        if what == "load" and self._trying:
+            self._trying = False
+            self.version += 1
 
     def opens_at(self) -> float:
         """The time at which it is used again; infinity if it is used."""

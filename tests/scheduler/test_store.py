@@ -184,6 +184,30 @@ def test_loads_that_wait_are_given_up_with_the_one_before_them_that_hangs():
     second.settle()
 
 
+def test_after_a_load_that_failed_one_is_tried_at_a_time():
+    shelf = Shelf()
+    salts = [b"%d" % i for i in range(8)]
+    Instance(shelf).serve(*(prompt(f"first {i}", salt=salt) for i, salt in enumerate(salts)))
+    second = Instance(shelf, slowest=0.0)
+    second.rig.tier.failed("load", 0.0)
+    second.now = 5.0
+    for i, salt in enumerate(salts[:6]):
+        second.s.add(prompt(f"r{i}", salt=salt), second.now)
+    while not second.jobs("load"):
+        second.step()
+        second.store.slowest = 1e9 * (len(second.jobs("ask")) == 6)
+    second.store.slowest = 0.0
+    for _ in range(6):
+        second.step()
+    assert len(second.jobs("load")) == 1 and sum(len(said) == 3 for said in second.said.values()) == 5
+    second.settle()
+    assert second.stats.n_late == 1 and len(second.said) == 6
+    second.rig.tier.worked("load")
+    second.now += 60.0
+    second.serve(prompt("last", salt=salts[6]), prompt("very last", salt=salts[7]), at_once=True)
+    assert len(second.jobs("load")) == 3
+
+
 def test_what_is_to_be_loaded_before_counts():
     """A load that takes as long by itself as computing does not pay behind another."""
     tier = StoreTier(Instance(Shelf()).caches.specs)
