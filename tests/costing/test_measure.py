@@ -125,7 +125,7 @@ def test_decodes_ahead_continue_what_the_batch_before_samples(checkpoint, monkey
     decodes, packed = BatchShape(decodes=3, context=40), []
     rig = Rig(config, [(56, 56)], 1, [decodes])
     forward = LanguageRunner._forward
-    monkeypatch.setattr(LanguageRunner, "_forward", lambda self, p, *waits: packed.append(p) or forward(self, p, *waits))
+    monkeypatch.setattr(LanguageRunner, "_forward", lambda self, p, *more: packed.append(p) or forward(self, p, *more))
     try:
         assert rig.run(decodes) > 0 and packed[-1].follows is None
         assert len(rig.run_ahead(decodes, 0.0, 4)) >= 4
