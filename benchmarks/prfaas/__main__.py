@@ -1,0 +1,38 @@
+"""Which tables and figures of Prefill-as-a-Service follow from its throughput model?
+
+`python -m benchmarks.prfaas [part ...]` computes them in a second, without a device. Writes a JSON per part, figures,
+and README.md over all that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from benchmarks.prfaas import fig5a, fig5b, price, table3, table6
+from benchmarks.prfaas.report import Part, write_readme
+from benchmarks.record import RESULTS, write_result
+
+PARTS: dict[str, Part] = {"table6": table6, "table3": table3, "fig5a": fig5a, "fig5b": fig5b, "price": price}
+FIGURES: dict[str, Any] = {"fig5a": fig5a, "fig5b": fig5b, "price": price}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.prfaas", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--out", type=Path, default=RESULTS / "prfaas", help="the folder to write to")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - PARTS.keys():
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    for name in args.parts or PARTS:
+        results = PARTS[name].compute()
+        path = write_result("prfaas", PARTS[name].TITLE, {"part": name}, results, args.out / f"{name}.json")
+        if name in FIGURES:
+            FIGURES[name].draw(results, path.with_suffix(".png"))
+        print(f"wrote {path}")
+    print(f"wrote {write_readme(args.out, PARTS)}")
+
+
+if __name__ == "__main__":
+    main()
