@@ -173,13 +173,19 @@ class Anything:
 
 @pytest.mark.parametrize("unchecked", ["checksum", "length"])
 def test_a_check_that_is_left_out_is_noticed(store, folder, monkeypatch, unchecked):
-    """By the test after this one."""
+    """By changes that the test after this one makes."""
+    names = [named(0), named(1)]
+    write(store, names)
+    path, other = (path_of(folder, name) for name in names)
+    good, other_good = path.read_bytes(), other.read_bytes()
     if unchecked == "checksum":
         monkeypatch.setattr(block_file.zlib, "crc32", lambda data, crc=0: 0)
     else:
         monkeypatch.setattr(block_file, "_data_bytes", lambda fd: Anything())
     with pytest.raises(AssertionError):
-        test_no_change_of_a_file_gives_a_wrong_byte(store, folder)
+        for changes in ([("flip", 64 + 777, 1)], [("longer", 100, 7)]):
+            path.write_bytes(changed(good, other_good, changes))
+            assert readable(store, names) == [False, True]
 
 
 def test_no_change_of_a_file_gives_a_wrong_byte(store, folder):
