@@ -78,7 +78,8 @@ class LanguageRunner:
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Pack on the caller's thread, then execute on the lane's."""
         jobs: list[tuple[PackedTokens, SamplingPlan, Any]] = []
-        waits = [self._loading[item.seq.id] for item in batch.work if item.seq.id in self._loading]
+        loading = self._loading
+        waits = [loading[item.seq.id] for item in batch.work if item.seq.id in loading] if loading else []
 
         def pack() -> StepResult:
             embed_spec = self._embeds.spec if self._embeds is not None else None

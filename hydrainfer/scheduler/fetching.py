@@ -136,8 +136,8 @@ class Fetching:
     def ahead(self, shift: Shift) -> bool:
         """Let a sequence enter its stage though this copy, its last, is not over: the device computes nothing that
         reads it before. Returns whether it may. Others find what is copied when it is over."""
-        seq, running = shift.seq, self._running[shift.seq.id]
-        if seq.id not in self.live or running.shifts != [shift] or running.came or not running.ok:
+        seq, running = shift.seq, self._running.get(shift.seq.id)
+        if running is None or seq.id not in self.live or running.shifts != [shift] or running.came or not running.ok:
             return False
         self._n_ahead += 1
         held = self._room.hold_fetched(seq, running.fetches, f"ahead {self._n_ahead}")

@@ -68,9 +68,9 @@ class _Task(NamedTuple):
 
 
 class LayerLoader:
-    """An `engine.copies.Mover` from the stores `host` to those of the `device`, by cache; what enqueues its copies is a
-    thread of its own. `make_queue` is called on that thread. It calls `wake()` when a copy is enqueued, and when it is
-    over."""
+    """An `engine.copies.Mover` from the stores `host` to those of the `device`, by cache. A thread of its own enqueues
+    the copies, and calls `make_queue` until it has made a queue. It calls `wake()` when a copy is enqueued, and when it
+    is over."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class LayerLoader:
         wake: Callable[[], None],
     ) -> None:
         self._host, self._device, self._make_queue, self._wake = host, device, make_queue, wake
+        self._queue: Queue | None = None
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="hydrainfer-layers", daemon=True)
         self._thread.start()
@@ -102,15 +103,16 @@ class LayerLoader:
 
     def _loop(self) -> None:
         compute_alone()
-        queue = self._make_queue()
         with torch.inference_mode():
             while (task := self._tasks.get()) is not None:
-                task.copy.done = self._copied(queue, task)
+                task.copy.done = self._copied(task)
                 self._wake()
 
-    def _copied(self, queue: Queue, task: _Task) -> bool:
+    def _copied(self, task: _Task) -> bool:
         try:
-            marks = self._enqueue(queue, task.pulls)
+            if self._queue is None:
+                self._queue = self._make_queue()
+            marks = self._enqueue(self._queue, task.pulls)
             task.copy.wait_for = partial(_wait_for, marks)
             self._wake()
             marks[max(marks)].synchronize()
@@ -147,8 +149,8 @@ def _wait_for(marks: Mapping[int, Mark], layer: int) -> None:
 
 
 def rows_of(store: BlockStore) -> int | None:
-    """Of how many rows of one layer each a block consists, with the padding behind them; None if that has another
-    size."""
+    """The number of rows that a block consists of, one for each layer and for the padding behind them; None if the
+    padding is no whole number of rows."""
     n, rest = divmod(store.spec.block_bytes, store.spec.offsets[-1])
     return None if rest or store.spec.offsets[-1] % ACCESS else n
 

@@ -86,6 +86,27 @@ def test_pictures_are_there_with_the_first_layer():
     loader.close()
 
 
+def test_without_a_queue_copies_fail_until_there_is_one():
+    """A GPU without memory for another stream, for example."""
+    full, tries = FullSpec.of(layers=2, **SIZES), []
+    host, device = ({full.name: BlockStore(full, 8)} for _ in range(2))
+
+    def make_queue():
+        tries.append(True)
+        if len(tries) == 1:
+            raise MemoryError("made by a test")
+        return Stream()
+
+    woken = threading.Semaphore(0)
+    loader = LayerLoader(host, device, make_queue, woken.release)
+    pulls = Pulls(DEVICE, {full.name: ([1], [2])})
+    first = loader.begin(HOST, pulls, 0.0)
+    assert woken.acquire(timeout=10.0) and first.poll(0.0) is False
+    second = loader.begin(HOST, pulls, 0.0)
+    assert woken.acquire(timeout=10.0) and woken.acquire(timeout=10.0) and second.poll(0.0) is True
+    loader.close()
+
+
 def test_a_copy_that_cannot_be_enqueued_has_failed_and_the_next_one_has_not():
     full = FullSpec.of(layers=2, **SIZES)
     _, _, loader, stream, woken = rig([full])

@@ -19,7 +19,7 @@ FAST = StoreModel(read_bytes_per_s=10e9, write_bytes_per_s=10e9)
 
 
 def study(host_gib=0.0, store=None, model=MODEL):
-    """Of devices with room for a few conversations."""
+    """A study of devices with room for a few conversations."""
     device = msgspec.structs.replace(read_hardware("h800"), memory_bytes=20.8e9)
     trace = trace_of(TALKS, prompts_of(model), 300, seed=1)
     slo = Slo(ttft_s=1.0, tpot_s=0.1)
