@@ -22,7 +22,7 @@ from hydrainfer.core import Cached, ErrorInfo, InstanceStats, LifecycleEvent, Lo
 
 class Peer(msgspec.Struct, frozen=True):
     """One live incarnation of an instance. `suspect`: it was silent for a while, or is about to be restarted. `host`:
-    see `Hello`; "" before the census has announced it."""
+    see `Hello`; "" before the census has announced it. `cluster`: the cluster that it belongs to."""
 
     name: str
     role: str
@@ -30,6 +30,7 @@ class Peer(msgspec.Struct, frozen=True):
     address: str
     suspect: bool = False
     host: str = ""
+    cluster: str = ""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

@@ -107,7 +107,13 @@ class Roster:
         if any(self.cuts.values()):
             step = request.plan().index(stage)
             names = [name for name in names if self._leads_on(name, request, step)] or names
+        if request.prefill_cluster and stage is not Stage.DECODE:
+            names = self.in_cluster(request.prefill_cluster, names) or names
         return names
+
+    def in_cluster(self, cluster: str, names: Iterable[str]) -> list[str]:
+        """Those of these instances that belong to the cluster."""
+        return [name for name in names if self.peers[name].cluster == cluster]
 
     def encoder_of(self, request: Request, names: Collection[str]) -> str:
         """The one of these encoders that consistent hashing names for the first picture."""

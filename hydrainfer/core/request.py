@@ -236,7 +236,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     the request to every instance. `priority`: by how many levels it goes before others (or, if negative, after them),
     within the scheduler's bounds. `share`: its tenant, among which the scheduler divides an instance. `keys`: the chain
     of its prompt's keys (`core.chain`), by which KV is shared; empty if it shares none. `predicted_ids`: the tokens of
-    `sampling.prediction`, whose text does not travel.
+    `sampling.prediction`, whose text does not travel. `prefill_cluster`: the cluster whose instances are to prefill it,
+    if one of them lives; "" if any may.
     """
 
     id: str
@@ -253,6 +254,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     share: Share = ANYBODY
     keys: bytes = b""
     predicted_ids: tuple[int, ...] = ()
+    prefill_cluster: str = ""
 
     @property
     def n_prompt(self) -> int:

@@ -73,6 +73,8 @@ class LeastLoad:
             return None
         sound = [n for n, peer in facts.peers.items() if n not in exclude and not peer.suspect]
         prefilling = [n for n in sound if facts.roles[n].runs(Stage.PREFILL)]
+        if request.prefill_cluster:
+            prefilling = facts.in_cluster(request.prefill_cluster, prefilling)
         keepers = [n for n in sound if n in located and not facts.roles[n].runs(Stage.PREFILL)]
         if not keepers:
             return None

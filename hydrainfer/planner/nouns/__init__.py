@@ -3,8 +3,8 @@
 Imported by the other four parts, by `profiling` and the benchmarks. Never simulates and never searches.
 """
 
-from hydrainfer.planner.nouns.link import Link
+from hydrainfer.planner.nouns.link import Link, Route
 from hydrainfer.planner.nouns.server import CoreTime, ServerCost
 from hydrainfer.planner.nouns.trace import ANSWER, PromptPart, TraceRequest
 
-__all__ = ["ANSWER", "CoreTime", "Link", "PromptPart", "ServerCost", "TraceRequest"]
+__all__ = ["ANSWER", "CoreTime", "Link", "PromptPart", "Route", "ServerCost", "TraceRequest"]

@@ -3,8 +3,8 @@ around devices and links that take the time their models say.
 
     arrival ─hub roster─> Submit ─> instance: hear, step, report, post ─> parcels ─> instance …
 
-A message between them takes `Link.message_s`. Loads reach the rosters as in production: the hub's with each report, the
-instances' with each parcel and each heartbeat.
+A message between them takes `Link.message_s`, and the latency of the route if they are in two clusters. Loads reach
+the rosters as in production: the hub's with each report, the instances' with each parcel and each heartbeat.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 from hydrainfer.cache import DEVICE, HOST, STORE, CacheSet, CacheSpec, Pulls, Split, StoreTier
 from hydrainfer.cluster.instance import Instance, Pulse
 from hydrainfer.cluster.messages import Beat, Learned, Peer, Submit
+from hydrainfer.cluster.offload import Offload
 from hydrainfer.cluster.placing import Placer
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import (
@@ -44,10 +45,11 @@ from hydrainfer.core import (
     TokenWork,
     owner_of,
 )
-from hydrainfer.engine import Copies, Engine, EventSink, Mover, Moves, Overlap, Stored, tier_movers
-from hydrainfer.planner.nouns import Link
+from hydrainfer.engine import Copies, CopyTicket, Engine, EventSink, Mover, Moves, Overlap, Stored, tier_movers
+from hydrainfer.planner.nouns import Link, Route
 from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
 from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
+from hydrainfer.planner.simulation.routes import Clusters, Timer
 from hydrainfer.planner.simulation.stores import ModelledStore, Shelf, StoreModel
 from hydrainfer.scheduler import Budgets, Drafting, Policy, Scheduler
 
@@ -58,7 +60,7 @@ _BEAT_S = Pulse().beat_s
 class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
     """One instance of a deployment. `blocks`: the number of blocks per cache that its memory holds; `split`: how the
     caches share that memory; `host`: the number of blocks of each cache in host memory. `drafts`: the guesses that come
-    with its results."""
+    with its results. `cluster`: where it is."""
 
     name: str
     role: Role
@@ -70,6 +72,7 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
     host: Mapping[CacheSpec, int] = {}
     split: Split | None = None
     drafts: Guessing | None = None
+    cluster: str = ""
 
 
 @dataclass(slots=True)
@@ -90,7 +93,8 @@ class ServedRequest:
 class Simulator:
     """One run of a deployment. `record` gets the lifecycle events; `watch`, if given, is asked at every heartbeat
     whether to stop. With `leaps`, decode steps that change nothing but counts are computed at once (`leap.py`).
-    `answer(request, n)`: the token after the first `n` tokens of an answer. `store`: one that all instances share."""
+    `answer(request, n)`: the token after the first `n` tokens of an answer. `store`: one that all instances share.
+    `routes`: between clusters; the server is in the cluster `home`; `offload` chooses which one prefills a prompt."""
 
     def __init__(
         self,
@@ -103,6 +107,9 @@ class Simulator:
         leaps: bool = True,
         answer: Callable[[Request, int], int] = lambda *_: TOKEN,
         store: StoreModel | None = None,
+        routes: Sequence[Route] = (),
+        home: str = "",
+        offload: Offload | None = None,
     ) -> None:
         self.answer = answer
         self.shelf = None if store is None else Shelf(store)
@@ -116,12 +123,14 @@ class Simulator:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._n_events = 0
         self._due: list[tuple[float, int, ModelledNode]] = []
-        peers = [Peer(i.name, str(Role(i.role.stages)), _INCARNATION, i.name) for i in instances]
+        peers = [Peer(i.name, str(Role(i.role.stages)), _INCARNATION, i.name, cluster=i.cluster) for i in instances]
         self._roster = Roster()
         self._roster.update(peers)
         self._placer = Placer(self._roster, balancing)
         self._listeners = self._roster.listeners()
         self.copies = LinkEnds(self.link)
+        of = {i.name: i.cluster for i in instances}
+        self.clusters = Clusters(of, home, routes, offload, self.link, Timer(lambda: self.now, self.at))
         self.nodes: dict[str, ModelledNode] = {}
         for n, instance in enumerate(instances):
             placer = Placer(Roster(), balancing)
@@ -178,17 +187,25 @@ class Simulator:
     def report(self, name: str, load: Load, at_s: float, cached: Cached | None = None) -> None:
         """Store the load that instance `name` sent at `at_s`, which may be in the past, until the roster reads
         loads."""
-        self._said[name].append((at_s + self.link.message_s, load, cached))
+        to_hub_s = self.clusters.message_s(name, "")
+        self._said[name].append((at_s + to_hub_s, load, cached))
         if cached is None or not self._roster.roles[name].runs(Stage.PREFILL):
             return
         learned = Learned(name, cached)
-        at = at_s + 2 * self.link.message_s
         for other in self.nodes:
             if (other, _INCARNATION) in self._listeners:
+                at = at_s + (to_hub_s + self.clusters.message_s("", other))
                 self.at(at, partial(self.nodes[other].hear, learned, at))
 
-    def post(self, peer: str, parcel: Parcel) -> None:
-        self.at(self.now + self.link.message_s, partial(self._deliver, self.nodes[peer], parcel))
+    def post(self, name: str, peer: str, parcel: Parcel) -> None:
+        self.at(self.now + self.clusters.message_s(name, peer), partial(self._deliver, self.nodes[peer], parcel))
+
+    def copy(self, source: str, node: ModelledNode, n_bytes: int) -> CopyTicket:
+        """Begin to copy from the instance `source` to `node`."""
+        route = self.clusters.between(source, node.name)
+        if route is None:
+            return ModelledCopy(self.copies.begin(source, node.name, n_bytes, self.now))
+        return route.begin(n_bytes, partial(self._copied, node))
 
     # ---- inside
 
@@ -206,9 +223,13 @@ class Simulator:
         node.wake_at = at_s
         heapq.heappush(self._due, (at_s, node.number, node))
 
+    def _copied(self, node: ModelledNode) -> None:
+        node.has_news = True
+        if node.wake_at > self.now:
+            self._wake(node, self.now)
+
     def _hear_reports(self) -> None:
         """Take in the loads that have arrived, those of nodes in a leap included."""
-        until_s = self.now - self.link.message_s
         roster = self._roster
         for name, node in self.nodes.items():
             said = self._said[name]
@@ -219,16 +240,17 @@ class Simulator:
                     roster.locator.learn(name, cached)
             leapt = None
             if node.leap is not None:
-                leapt = node.leap.reported(until_s)
+                leapt = node.leap.reported(self.now - self.clusters.message_s(name, ""))
             if leapt is not None:
                 roster.hear(name, leapt)
 
     def _arrive(self, request: Request) -> None:
         self._hear_reports()
-        name = self._placer.choose(request, request.plan()[0], ())
+        request, elsewhere = self.clusters.placed(request, self._roster)
+        name = self._placer.choose(request, request.plan()[0], elsewhere)
         assert name is not None, "the layout lacks a stage"
-        node = self.nodes[name]
-        self.at(self.now + self.link.message_s, partial(self._deliver, node, Submit(request)))
+        at_s = self.now + self.clusters.message_s("", name)
+        self.at(at_s, partial(self._deliver, self.nodes[name], Submit(request)))
 
     def _deliver(self, node: ModelledNode, message: Parcel | Submit) -> None:
         node.inbox.append(message)
@@ -238,13 +260,18 @@ class Simulator:
     def _beat(self, now: float) -> None:
         self._beat_at = now + _BEAT_S
         self._hear_reports()
+        self.clusters.observe(now)
         beat = Beat(dict(self._roster.loads))
+        at_s: dict[float, list[ModelledNode]] = {}
+        for node in self.nodes.values():
+            at_s.setdefault(now + self.clusters.message_s("", node.name), []).append(node)
 
-        def deliver() -> None:  # wakes no node: loads are only read when a request is placed
-            for node in self.nodes.values():
+        def deliver(nodes: list[ModelledNode]) -> None:  # wakes none: loads are only read when a request is placed
+            for node in nodes:
                 node.hear(beat, self.now)
 
-        self.at(now + self.link.message_s, deliver)
+        for time_s, nodes in at_s.items():
+            self.at(time_s, partial(deliver, nodes))
 
 
 class ModelledNode(Instance):
@@ -263,6 +290,7 @@ class ModelledNode(Instance):
         self._block_bytes = {spec.name: spec.block_bytes for spec in i.blocks}
         self.inbox: list[Parcel | Submit] = []
         self.leap: Leap | None = None
+        self.has_news = False  # a copy over a route is done
         self.wake_at = 0.0
         host, drafting = CacheSet(dict(i.host)), i.drafts and Drafting.of_guesses(i.drafts, i.budgets)
         tier = None if sim.shelf is None else StoreTier(self.caches.specs)
@@ -289,13 +317,14 @@ class ModelledNode(Instance):
     def turn(self, now: float) -> float:
         """Hear, step, report, post. Returns when the next turn is due."""
         if self.leap is not None:
-            if not self.inbox and now < self.leap.ends_at:  # only a heartbeat is due
+            if not (self.inbox or self.has_news) and now < self.leap.ends_at:  # only a heartbeat is due
                 self.beat_at = now + _BEAT_S
                 self._sim.report(self.name, self.leap.load_at(now), now)
                 return min(self.leap.ends_at, self.beat_at)
             self._land(self.leap, now)
             self.leap = None
         self._sim.n_turns += 1
+        self.has_news = False
         inbox = self.inbox
         self.inbox = []
         for message in inbox:
@@ -315,10 +344,10 @@ class ModelledNode(Instance):
         self._sim.report(self.name, self.engine.load(), now, self.engine.news() if self._sim.shares else None)
 
     def post(self, peer: str, parcel: Parcel) -> None:
-        self._sim.post(peer, parcel)
+        self._sim.post(self.name, peer, parcel)
 
     def _land(self, leap: Leap, now: float) -> None:
-        for load, at_s in leap.unreported(now, self._sim.link.message_s):
+        for load, at_s in leap.unreported(now, self._sim.clusters.message_s(self.name, "")):
             self._sim.report(self.name, load, at_s)
         leap.land(now, self._decoded, self._sim.answer)
 
@@ -334,10 +363,10 @@ class ModelledNode(Instance):
                 self._record(LifecycleEvent(seq.id, EventKind.TOKEN, t))
         return tokens
 
-    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:
+    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> CopyTicket:
         n_bytes = sum(len(ids) * self._block_bytes[spec] for spec, (_, ids) in pulls.blocks.items())
         source = next(iter(sources.values())).owner.partition(":")[0]
-        return ModelledCopy(self._sim.copies.begin(source, self.name, n_bytes, self._sim.now))
+        return self._sim.copy(source, self, n_bytes)
 
     def offer(self, name: str, host: str) -> dict[str, ExportHandle]:  # noqa: ARG002 - all are one machine
         return self.exports
