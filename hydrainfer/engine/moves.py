@@ -319,7 +319,7 @@ class Moves:
         d.stuck = peer is None and bool(cut) and not d.exclude
         if peer is not None:
             del self._unplaced[seq.id]
-            blocks = self._scheduler.offered(seq, again=d.offered)
+            blocks = self._scheduler.offered(seq, again=d.offered, abroad=self._link.is_abroad(peer))
             d.offered = True
             if peer in self._cut:  # this offer alone finds out whether the peer answers again
                 self._cut[peer] = now + self._timing.lease_s + self._timing.resend_s

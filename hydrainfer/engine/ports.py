@@ -58,6 +58,9 @@ class PeerLink(Protocol):
     def host_of(self, peer: str) -> str:
         """The identity of the peer's machine; "" if it is not known."""
 
+    def is_abroad(self, peer: str) -> bool:
+        """Whether the peer is in another cluster."""
+
 
 WaitFor = Callable[[int], None]
 """`wait_for(layer)` makes what the calling thread enqueues on the device from now on wait for what this layer reads."""

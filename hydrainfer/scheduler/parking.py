@@ -9,7 +9,7 @@ If there are no caches in host memory, nobody is parked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hydrainfer.cache import DEVICE, HOST, CacheSet, CacheSpec, Hit, Lease, Pulls
@@ -63,6 +63,11 @@ class Parking:
         if handoff.stage is not Stage.DECODE or not self._reserve(seq):
             return None
         self.landing[seq.id] = seq
+        for spec in self._specs_of(seq):
+            moved = spec.moved(seq.request, seq.n_computed)
+            n_absent = len(moved) - len(handoff.blocks[spec.name])
+            if n_absent:
+                seq.hold.absent[spec.name] = moved[:n_absent]
         return self._into(seq, handoff.blocks)
 
     def landed(self, seq: LiveSequence) -> bool:
@@ -86,9 +91,10 @@ class Parking:
         self._shift(Shift(seq, DEVICE, self._into(seq, self._room.offered(seq)), n_bytes))
         return True
 
-    def _into(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]]) -> Pulls:
-        """The copies of `blocks` into the host memory of a sequence."""
-        held = self._leases[seq.id].blocks
+    def _into(self, seq: LiveSequence, blocks: Mapping[str, Sequence[int]]) -> Pulls:
+        """The copies of `blocks` into the host memory of a sequence. What was left behind on the way has a place there,
+        too, to which nothing is copied."""
+        held = {spec: ids[len(ids) - len(blocks[spec]) :] for spec, ids in self._leases[seq.id].blocks.items()}
         return Pulls(HOST, {spec: (list(blocks[spec]), ids) for spec, ids in held.items() if ids})
 
     def _reserve(self, seq: LiveSequence) -> bool:

@@ -78,6 +78,8 @@ class SequenceRoom:
     def reserve(self, seq: LiveSequence, hit: Hit, visit: Visit) -> bool:
         """Reserve room for this whole visit: embeddings, prompt, produced tokens and, if it decodes, a headroom. All or
         nothing. Tokens in `hit` are not computed again."""
+        if not seq.n_computed:
+            seq.hold.absent.clear()
         n_tokens, headroom = len(seq.tokens), 0
         if Stage.DECODE in visit:
             headroom = min(self._headroom, seq.request.max_tokens - seq.n_produced)
@@ -240,7 +242,7 @@ class SequenceRoom:
 
     def _publish(self, seq: LiveSequence, spec: CacheSpec, numbers: range, *, computed: bool = True) -> None:
         """Let others find those of these blocks that have keys. `computed`: here, so that they are saved from here."""
-        if spec.chained and not seq.request.keys:
+        if (spec.chained and not seq.request.keys) or numbers.start in seq.hold.absent.get(spec.name, ()):
             return
         known = self.finder.keys_of(seq)[spec.name]
         if keys := known[numbers.start : numbers.stop]:
@@ -268,17 +270,20 @@ class SequenceRoom:
 
     # ---- between instances
 
-    def offered(self, seq: LiveSequence) -> dict[str, tuple[int, ...]]:
-        """The blocks that the sequence's next instance has to copy."""
+    def offered(self, seq: LiveSequence, *, abroad: bool = False) -> dict[str, tuple[int, ...]]:
+        """The blocks that the sequence's next instance has to copy. `abroad`: it is in another cluster."""
         blocks: dict[str, tuple[int, ...]] = {}
         for spec in self._held(seq):
             first, moved = seq.hold.first_block[spec.name], spec.moved(seq.request, seq.n_computed)
+            if abroad or moved.start in seq.hold.absent.get(spec.name, ()):
+                moved = moved[len(spec.left_behind(moved)) :]
             blocks[spec.name] = tuple(seq.hold.blocks[spec.name][moved.start - first : moved.stop - first])
         return blocks
 
-    def pulls(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]], n_computed: int, hit: Hit) -> Pulls:
+    def pulls(self, seq: LiveSequence, blocks: Mapping[str, Sequence[int]], n_computed: int, hit: Hit) -> Pulls:
         """The copies from `blocks`, which hold by spec what the sequence needs of `n_computed` tokens, into those just
-        reserved. Blocks that the cache already has or that are fetched are left out, and none is copied twice."""
+        reserved. Blocks that the cache already has or that are fetched are left out, and none is copied twice. Of
+        what is left behind on the way, `blocks` lacks the first ones."""
         pulls, fetched = Pulls(DEVICE, {}), _fetched(hit)
         for spec in self._held(seq):
             source = blocks.get(spec.name)
@@ -286,10 +291,13 @@ class SequenceRoom:
                 continue
             targets, first = seq.hold.blocks[spec.name], seq.hold.first_block[spec.name]
             found = hit.blocks.get(spec.name, ())
-            numbers = spec.moved(seq.request, n_computed)
+            moved = spec.moved(seq.request, n_computed)
+            absent = moved[: len(moved) - len(source)]
+            if any(i >= len(found) or found[i] is None for i in absent):
+                seq.hold.absent[spec.name] = absent
             pairs = {
                 targets[i - first]: block
-                for i, block in zip(numbers, source, strict=True)
+                for i, block in zip(moved[len(absent) :], source, strict=True)
                 if i >= first and (i >= len(found) or found[i] is None) and (spec.name, i) not in fetched
             }
             if pairs:

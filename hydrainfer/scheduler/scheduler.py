@@ -230,10 +230,10 @@ class Scheduler:
 
     # ---- departures to other instances
 
-    def offered(self, seq: LiveSequence, again: bool) -> dict[str, tuple[int, ...]]:
-        """The blocks that the sequence's next instance has to copy. `again`: it has been offered before."""
+    def offered(self, seq: LiveSequence, again: bool, abroad: bool) -> dict[str, tuple[int, ...]]:
+        """The blocks that its next instance, which may be `abroad`, has to copy. `again`: it was offered before."""
         seq.attempt += again
-        return self.room.offered(seq)
+        return self.room.offered(seq, abroad=abroad)
 
     def shifts(self) -> list[Shift]:
         """The copies between tiers to begin now; each is returned once. Parked sequences that find room are taken back,

@@ -63,6 +63,25 @@ def test_every_layout_gives_the_tokens_and_moves_only_what_it_must(layout, more)
         assert not any(e.stats(0.0).n_landed for e in cluster.engines.values())
 
 
+@pytest.mark.parametrize(("layout", "landing"), [("1E1P1D", 0), ("2EP1D", 0), ("1P1D", 40), ("1P2PD", 0)])
+def test_a_hand_over_to_another_cluster_leaves_the_state_behind_that_only_others_would_read(layout, landing):
+    """Prompts that begin alike find no state there that was not brought, and find it where it is."""
+    pictures = [1] * ("E" in layout)
+    requests = [make_request(f"r{i}", 9 + i % 3, pictures, max_tokens=1 + 3 * (i % 4), salt=b"") for i in range(16)]
+
+    def n_states(two_clusters):
+        cluster = Cluster(layout, 64, 32, more={STATE: 24}, landing=landing, two_clusters=two_clusters)
+        for i, r in enumerate(requests):
+            cluster.at(4.0 * i, lambda r=r: cluster.submit(r), awaited=True)
+        cluster.run()
+        for r in requests:
+            assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
+        cluster.check_whole()
+        return sum(p.n_blocks[STATE.name] for p in cluster.pullers.values())
+
+    assert 0 < n_states(True) < n_states(False)
+
+
 @pytest.mark.parametrize("chaos", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_batch_waits_for_a_grammar(layout, chaos):
@@ -305,13 +324,26 @@ traffic = st.lists(
     more=st.sampled_from([{}, {WINDOW: 5, STATE: 6}]),
     landing=st.sampled_from([0, 6, 40]),
     store=st.sampled_from([None, "good", "bad"]),
+    two_clusters=st.booleans(),
     crashes=crashes,
     seed=st.integers(0, 2**16),
 )
 def test_random_traffic(
-    specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, more, landing, store, crashes, seed
+    specs,
+    layout,
+    kv_blocks,
+    embed_blocks,
+    headroom,
+    balancing,
+    chaos,
+    more,
+    landing,
+    store,
+    two_clusters,
+    crashes,
+    seed,
 ):
-    caches = {"more": more, "landing": landing, "store": store}
+    caches = {"more": more, "landing": landing, "store": store, "two_clusters": two_clusters}
     random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, **caches)
 
 
@@ -338,7 +370,14 @@ def random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, 
     for i, (n_text, pictures, max_tokens, arrives, cancel_after, deadline_after) in enumerate(specs):
         deadline = arrives + deadline_after if deadline_after is not None else float("inf")
         r = make_request(
-            f"r{i}", n_text, pictures, max_tokens, arrival_s=arrives, deadline_s=deadline, salt=salts.choice(SALTS)
+            f"r{i}",
+            n_text,
+            pictures,
+            max_tokens,
+            arrival_s=arrives,
+            deadline_s=deadline,
+            salt=salts.choice(SALTS),
+            prefill_cluster=salts.choice(["", "far"]),
         )
         requests.append((r, cancel_after, deadline_after))
         cluster.at(arrives, lambda r=r: cluster.submit(r), awaited=True)

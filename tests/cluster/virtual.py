@@ -154,7 +154,8 @@ class Cluster:
     KV and embeddings. `landing`: blocks in host memory of every cache that decoding requests hold, where some run.
     `compile_s`: time for a grammar, on each instance. `sockets`: instances read each other's blocks over sockets, which
     a cut pair does not have. `keeps_evicted`: each instance has a `DictTier`. `store`: None, "good" or
-    "bad": a store that they share, on a `shelf` that outlives them."""
+    "bad": a store that they share, on a `shelf` that outlives them. `two_clusters`: those that do not decode are in one
+    of their own."""
 
     def __init__(
         self,
@@ -172,6 +173,7 @@ class Cluster:
         sockets=False,
         keeps_evicted=False,
         store=None,
+        two_clusters=False,
     ):
         self.sizes = {EMBED: embed_blocks, KV: kv_blocks, **(more or {})}
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
@@ -188,7 +190,10 @@ class Cluster:
         self.side = ServerSide(self.roles, self.outputs.extend, record, PULSE, placer=self.placer)
         at = {"hub": "hub/0", "pixels": "", "bind": "", "hub_host": host_identity()}
         at |= {"n_instances": len(self.roles), "balancing": balancing, "pulse": PULSE}
-        self.plans = {name: NodePlan(name, str(role), **at) for name, role in self.roles.items()}
+        self.plans = {
+            name: NodePlan(name, str(role), **at, cluster="far" * (two_clusters and not role.runs(Stage.DECODE)))
+            for name, role in self.roles.items()
+        }
         self.engines, self.caches, self.devices, self.nodes, self.wires = {}, {}, {}, {}, {}
         self.pullers, self.hosts = {}, {}
         self.memory = {}  # by address; outlives its instance
