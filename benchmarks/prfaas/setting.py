@@ -81,6 +81,7 @@ def h20_times() -> Times:
 def h20(n_devices: int) -> Cluster:
     """A cluster of H20 that prefills and decodes."""
     return Cluster(
+        name="home",
         times=h20_times(),
         instances=n_devices // PER_INSTANCE,
         devices=PER_INSTANCE,
@@ -91,9 +92,9 @@ def h20(n_devices: int) -> Cluster:
 
 def prfaas(gbps: float = LINK_GBPS, price_per_gb: float = 0.0, h200_price: float = H200_PRICE) -> Clusters:
     """64 H20 at home and 32 H200 far away."""
-    far = Cluster(times=h200_times(), instances=32 // PER_INSTANCE, devices=PER_INSTANCE, price=h200_price)
-    link = ClusterLink(bytes_per_s=gbps * GBIT, price_per_gb=price_per_gb)
-    return Clusters(home=h20(64), far=far, link=link, lengths=lengths())
+    far = Cluster(name="far", times=h200_times(), instances=32 // PER_INSTANCE, devices=PER_INSTANCE, price=h200_price)
+    link = ClusterLink(source="far", target="home", bytes_per_s=gbps * GBIT, price_per_gb=price_per_gb)
+    return Clusters(home=h20(64), far=(far,), links=(link,), lengths=lengths())
 
 
 def homogeneous() -> Clusters:

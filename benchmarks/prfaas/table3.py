@@ -41,7 +41,8 @@ def times_of(gbps: tuple[float, ...], lengths: tuple[int, ...] = LENGTHS) -> Tim
 
 def egress_gbps(model: str, n_devices: int, length: int) -> float:
     """Gbps that so many devices send while they prefill prompts of `length` x 1,024 tokens."""
-    cluster = Cluster(times=times_of(TABLE_3[model]), instances=n_devices // PER_INSTANCE, devices=PER_INSTANCE)
+    times = times_of(TABLE_3[model])
+    cluster = Cluster(name=model, times=times, instances=n_devices // PER_INSTANCE, devices=PER_INSTANCE)
     return egress_bytes_per_s(cluster, Lengths.of([length * KI])) / GBIT
 
 

@@ -1,15 +1,13 @@
-"""How many requests per second two clusters serve if long prompts are prefilled in the far one, and what each costs.
+"""How many requests per second clusters serve if long prompts are prefilled in far ones, and what each costs.
 
-The throughput model of Prefill-as-a-Service: a fluid model of measured prefill times, lengths, devices and a link, and
+The throughput model of Prefill-as-a-Service: a fluid model of measured prefill times, lengths, devices and links, and
 the best threshold and split by it. Called by the benchmarks. Never simulates, never reads files.
 """
 
 from hydrainfer.planner.clusters.lengths import Lengths, log_normal
 from hydrainfer.planner.clusters.model import (
     Arrangement,
-    Cluster,
-    ClusterLink,
-    Clusters,
+    FarUse,
     PrefillSeconds,
     Service,
     Stage,
@@ -19,7 +17,8 @@ from hydrainfer.planner.clusters.model import (
     prefill_seconds,
     throughput,
 )
-from hydrainfer.planner.clusters.solve import Answer, BreakEven, Objective, break_even, solve
+from hydrainfer.planner.clusters.solve import Answer, BreakEven, Objective, TtftLimit, break_even, solve
+from hydrainfer.planner.clusters.system import Cluster, ClusterLink, Clusters
 from hydrainfer.planner.clusters.times import Times, TimesPoint
 
 __all__ = [
@@ -29,6 +28,7 @@ __all__ = [
     "Cluster",
     "ClusterLink",
     "Clusters",
+    "FarUse",
     "Lengths",
     "Objective",
     "PrefillSeconds",
@@ -37,6 +37,7 @@ __all__ = [
     "Throughput",
     "Times",
     "TimesPoint",
+    "TtftLimit",
     "break_even",
     "decodes_per_s",
     "egress_bytes_per_s",

@@ -59,14 +59,14 @@ def test_requests_for_which_nobody_prefills_are_not_served():
 
 
 def test_home_alone_serves_all_whatever_the_threshold():
-    alone = dataclasses.replace(hand(), far=None, link=None)
+    alone = hand().alone
     found = throughput(alone, Arrangement(threshold=0, n_prefill=2, n_decode=2))
     assert found.rate == pytest.approx(2 / (0.5 * (0.5 + 20.0))) and found.link_price == 0.0
 
 
 def test_the_paper_s_rate_is_that_of_a_prompt_of_mean_length():
     """T(5,500) = 0.5 x 5.5 ^ 0.602 on the slow cluster, E[T] = 1.25 s."""
-    home = Cluster(times=SLOW, instances=2, decodes_per_s=9.0)
+    home = Cluster(name="home", times=SLOW, instances=2, decodes_per_s=9.0)
     alone = Clusters(home=home, lengths=Lengths.of([1000, 10000]))
     split = Arrangement(threshold=0, n_prefill=1, n_decode=1)
     assert throughput(alone, split).rate == pytest.approx(1 / 1.25)
@@ -81,7 +81,7 @@ def test_a_throughput_says_for_how_many_requests_it_had_to_guess():
 
 
 def test_a_cluster_sends_what_it_fills_its_caches_with():
-    far = Cluster(times=FAST, instances=64)
+    far = Cluster(name="far", times=FAST, instances=64)
     assert egress_bytes_per_s(far, Lengths.of([100000])) == pytest.approx(64 * 2e9 / 5.0)
     assert egress_bytes_per_s(far, Lengths.of([1000, 100000])) == pytest.approx(64 * 2.1e9 / 5.5)
 
@@ -89,7 +89,7 @@ def test_a_cluster_sends_what_it_fills_its_caches_with():
 def test_prefill_seconds_are_those_of_the_cluster_where_a_prompt_goes():
     seconds = prefill_seconds(hand(), 50000)
     assert (seconds.mean, seconds.p90) == pytest.approx((2.75, 5.0))
-    seconds = prefill_seconds(dataclasses.replace(hand(), far=None, link=None), 50000)
+    seconds = prefill_seconds(hand().alone, 50000)
     assert (seconds.mean, seconds.p90) == pytest.approx((10.25, 20.0))
 
 
@@ -97,18 +97,49 @@ def test_an_instance_decodes_its_batch_over_the_time_of_an_answer():
     assert decodes_per_s(batch=20, step_s=0.025, n_output=1024) == pytest.approx(20 * 40 / 1024)
 
 
+def two_far() -> Clusters:
+    """The system by hand, with a second far cluster that is as slow as home and has a slow, dear link."""
+    near = Cluster(name="near", times=SLOW, instances=4, price=0.5)
+    link = ClusterLink(source="near", target="home", bytes_per_s=2e8, latency_s=0.5, price_per_gb=2.0)
+    return dataclasses.replace(hand(), far=(near, *hand().far), links=(*hand().links, link))
+
+
+def test_far_clusters_get_what_they_can_prefill_and_send():
+    """The fast one prefills 2 / 5 per second; the other could prefill 4 / 20, but sends no more than 1 / 10."""
+    found = throughput(two_far(), SPLIT)
+    near, far = found.far
+    assert (near.per_s, near.limit) == (pytest.approx(0.1), "link")
+    assert (far.per_s, far.limit) == (pytest.approx(0.4), "far prefill")
+    assert found.rate == pytest.approx(1.0) and found.far_per_s == pytest.approx(0.5)
+    assert (near.share, far.share) == pytest.approx((0.1, 0.4))
+    assert (near.egress_bytes_per_s, far.egress_bytes_per_s) == pytest.approx((2e8, 8e8))
+    assert (near.link_share, far.link_share, found.link_share) == pytest.approx((1.0, 0.08, 1.0))
+    assert found.link_price == pytest.approx(0.1 * 2.0 * 2.0 + 0.4 * 2.0 * 0.5)
+    assert found.device_price == pytest.approx((8 * 1.0 + 4 * 3.0 + 4 * 0.5) / 3600 / 1.0)
+
+
+def test_a_first_token_crosses_the_link_and_so_does_its_request():
+    seconds = prefill_seconds(two_far(), 50000)
+    assert seconds.p90 == pytest.approx(5.0)
+    assert seconds.mean == pytest.approx(0.5 * 0.5 + 0.4 * 5.0 + 0.1 * (20.0 + 2 * 0.5))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        lambda: dataclasses.replace(hand(), links=(*hand().links, *hand().links)),
+        lambda: with_link(hand(), source="nowhere"),
+        lambda: with_link(hand(), target="nowhere"),
+        lambda: dataclasses.replace(two_far(), far=(*hand().far, *hand().far)),
         lambda: throughput(hand(), Arrangement(threshold=0, n_prefill=3, n_decode=2)),
         lambda: throughput(hand(), Arrangement(threshold=0, n_prefill=-1, n_decode=2)),
-        lambda: dataclasses.replace(hand(), link=None),
-        lambda: dataclasses.replace(hand(), home=Cluster(times=SLOW, instances=4)),
-        lambda: Cluster(times=SLOW, instances=0),
-        lambda: Cluster(times=SLOW, instances=1, price=-1.0),
-        lambda: ClusterLink(bytes_per_s=0.0),
-        lambda: ClusterLink(bytes_per_s=1.0, max_share=1.5),
-        lambda: ClusterLink(bytes_per_s=1.0, price_per_gb=float("nan")),
+        lambda: dataclasses.replace(hand(), links=()),
+        lambda: dataclasses.replace(hand(), home=Cluster(name="home", times=SLOW, instances=4)),
+        lambda: Cluster(name="home", times=SLOW, instances=0),
+        lambda: Cluster(name="home", times=SLOW, instances=1, price=-1.0),
+        lambda: ClusterLink(source="far", target="home", bytes_per_s=0.0),
+        lambda: ClusterLink(source="far", target="home", bytes_per_s=1.0, max_share=1.5),
+        lambda: ClusterLink(source="far", target="home", bytes_per_s=1.0, price_per_gb=float("nan")),
     ],
 )
 def test_a_system_that_cannot_be_is_refused(wrong):

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.planner.clusters import Arrangement, Lengths, break_even, log_normal, solve, throughput
+from hydrainfer.planner.clusters import (
+    Arrangement,
+    Lengths,
+    TtftLimit,
+    break_even,
+    log_normal,
+    prefill_seconds,
+    solve,
+    throughput,
+)
 from tests.planner.clusters.systems import hand, systems, with_far, with_home, with_link
 
 pytestmark = pytest.mark.unit
@@ -20,35 +29,76 @@ STEPS = 60
 
 
 @SMALL
-@given(systems(), st.sampled_from(["mean_time", "mean_length"]))
+@given(systems(most_far=3), st.sampled_from(["mean_time", "mean_length"]))
 def test_more_devices_bandwidth_or_looser_limits_never_carry_less(system, service):
     def rate(clusters):
         return solve(clusters, service=service, n_thresholds=STEPS).throughput.rate
 
     least = rate(system) * (1 - ROUNDING)
     assert rate(with_home(system, instances=system.home.instances + 1)) >= least
-    assert rate(with_far(system, instances=system.far.instances + 1)) >= least
-    assert rate(with_link(system, bytes_per_s=system.link.bytes_per_s * 1.3)) >= least
-    assert rate(with_link(system, max_share=1.0)) >= least
+    for i, (far, link) in enumerate(zip(system.far, system.links, strict=True)):
+        assert rate(with_far(system, i, instances=far.instances + 1)) >= least
+        assert rate(with_link(system, i, bytes_per_s=link.bytes_per_s * 1.3)) >= least
+        assert rate(with_link(system, i, max_share=1.0)) >= least
     assert rate(with_home(system, decodes_per_s=system.home.decodes_per_s * 1.3)) >= least
 
 
 @SMALL
-@given(systems(), st.floats(0.0, 2e5), st.data())
+@given(systems(most_far=3), st.floats(0.0, 2e5), st.data())
 def test_an_arrangement_carries_no_less_on_a_better_system(system, threshold, data):
     n_prefill = data.draw(st.integers(0, system.home.instances))
     split = Arrangement(threshold=threshold, n_prefill=n_prefill, n_decode=system.home.instances - n_prefill)
     least = throughput(system, split).rate * (1 - ROUNDING)
-    assert throughput(with_far(system, instances=system.far.instances + 1), split).rate >= least
-    assert throughput(with_link(system, bytes_per_s=system.link.bytes_per_s * 2), split).rate >= least
-    assert solve(system, n_thresholds=STEPS).throughput.rate >= 0.0
+    for i, (far, link) in enumerate(zip(system.far, system.links, strict=True)):
+        assert throughput(with_far(system, i, instances=far.instances + 1), split).rate >= least
+        assert throughput(with_link(system, i, bytes_per_s=link.bytes_per_s * 2), split).rate >= least
+
+
+@SMALL
+@given(systems(most_far=3))
+def test_a_far_cluster_never_lowers_the_rate_of_the_others(system):
+    alone = solve(system.alone, n_thresholds=STEPS).throughput.rate
+    first = solve(system.with_far(["far 0"]), n_thresholds=STEPS).throughput.rate
+    assert first >= alone * (1 - ROUNDING)
+    assert solve(system, n_thresholds=STEPS).throughput.rate >= first * (1 - ROUNDING)
+
+
+@SMALL
+@given(systems(most_far=3), st.floats(0.0, 2e5), st.sampled_from(["mean_time", "mean_length"]))
+def test_far_clusters_are_equally_busy(system, threshold, service):
+    """Each is as busy as all: its share of the long prompts is that of what it could prefill and send."""
+    found = throughput(system, Arrangement(threshold=threshold, n_prefill=1, n_decode=1), service)
+    assert sum(use.share for use in found.far) == pytest.approx(found.far_share)
+    assert sum(use.egress_bytes_per_s for use in found.far) == pytest.approx(found.egress_bytes_per_s)
+    for use in found.far:
+        assert use.share * found.far_per_s == pytest.approx(use.per_s * found.far_share)
 
 
 @SMALL
 @given(systems())
-def test_a_far_cluster_never_lowers_the_rate_of_home(system):
-    alone = solve(dataclasses.replace(system, far=None, link=None)).throughput.rate
-    assert solve(system).throughput.rate >= alone * (1 - ROUNDING)
+def test_two_halves_of_a_far_cluster_carry_what_the_whole_does(system):
+    far, link = system.far[0], system.links[0]
+    half, halfs_link = msgspec.structs.replace(far, name="half"), msgspec.structs.replace(link, source="half")
+    halves = dataclasses.replace(system, far=(far, half), links=(link, halfs_link))
+    whole = with_link(with_far(system, instances=2 * far.instances), bytes_per_s=2 * link.bytes_per_s)
+    two, one = solve(halves, n_thresholds=STEPS), solve(whole, n_thresholds=STEPS)
+    assert two.throughput.rate == pytest.approx(one.throughput.rate)
+    assert two.throughput.price == pytest.approx(one.throughput.price)
+
+
+@SMALL
+@given(systems(most_far=3), st.floats(0.05, 20.0), st.floats(0.5, 1.0))
+def test_a_limit_of_the_ttft_is_met_if_it_can_be_and_a_looser_one_carries_no_less(system, seconds, share):
+    limit = TtftLimit(seconds=seconds, share=share)
+    best = solve(system, ttft=limit, n_thresholds=STEPS)
+    least = solve(system, ttft=TtftLimit(seconds=seconds, share=1.0), n_thresholds=STEPS)
+    assert best.within >= share or best.within == least.within
+    looser = solve(system, ttft=TtftLimit(seconds=seconds * 1.5, share=share), n_thresholds=STEPS)
+    if best.within >= share:
+        assert looser.throughput.rate >= best.throughput.rate * (1 - ROUNDING)
+    seconds = prefill_seconds(system, best.arrangement.threshold)
+    if share >= 0.9 and best.within >= share + ROUNDING:
+        assert seconds.p90 <= limit.seconds * (1 + ROUNDING)
 
 
 def smooth(system):
@@ -115,7 +165,7 @@ def test_no_other_arrangement_of_the_grid_costs_less(system):
 
 
 @SMALL
-@given(systems(), st.floats(1e-5, 1e-2))
+@given(systems(most_far=3), st.floats(1e-5, 1e-2))
 def test_a_far_cluster_stops_paying_at_the_break_even_price(system, other_price):
     even = break_even(system, other_price, n_thresholds=STEPS)
     if even is None:
