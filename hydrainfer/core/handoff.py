@@ -49,7 +49,8 @@ class ExportHandle(msgspec.Struct, frozen=True):
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     """A request between two stages. `produced`: the tokens produced so far. `n_computed`: the tokens whose KV is in the
     blocks. `order`, `hops`: see `LiveSequence`. `blocks`: per cache spec, the source's ids, in token order, of the
-    blocks that the next stage reads; empty if everything must be computed again. `exports`: where those blocks are."""
+    blocks that the next stage reads; empty if everything must be computed again. `exports`: where those blocks are.
+    `abroad`: they are in another cluster."""
 
     request: Request
     cursor: int
@@ -62,6 +63,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     blocks: dict[str, tuple[int, ...]]
     exports: dict[str, ExportHandle]
+    abroad: bool = False
 
     @property
     def key(self) -> Key:
@@ -80,6 +82,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
         source: str,
         incarnation: int,
         exports: dict[str, ExportHandle],
+        abroad: bool = False,
     ) -> Handoff:
         return cls(
             request=seq.request,
@@ -93,6 +96,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
             incarnation=incarnation,
             blocks=blocks,
             exports={spec: exports[spec] for spec in blocks},
+            abroad=abroad,
         )
 
     def sequence(self, now: float) -> LiveSequence:

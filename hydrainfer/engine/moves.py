@@ -319,12 +319,13 @@ class Moves:
         d.stuck = peer is None and bool(cut) and not d.exclude
         if peer is not None:
             del self._unplaced[seq.id]
-            blocks = self._scheduler.offered(seq, again=d.offered, abroad=self._link.is_abroad(peer))
+            abroad = self._link.is_abroad(peer)
+            blocks = self._scheduler.offered(seq, again=d.offered, abroad=abroad)
             d.offered = True
             if peer in self._cut:  # this offer alone finds out whether the peer answers again
                 self._cut[peer] = now + self._timing.lease_s + self._timing.resend_s
             exports = self._puller.offer(_offer_name((seq.id, seq.attempt)), self._link.host_of(peer))
-            handoff = Handoff.of(seq, blocks, self.name, self.incarnation, exports)
+            handoff = Handoff.of(seq, blocks, self.name, self.incarnation, exports, abroad)
             self._do(self.source.offer(handoff, peer, d.hold, now), now)
         elif d.error is not None:
             self._strand(d, d.error.exception())

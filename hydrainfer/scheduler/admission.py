@@ -220,18 +220,22 @@ class Admission:
 
     def expect(self, seq: LiveSequence, handoff: Handoff) -> Pulls | None:
         """Reserve room, or else host memory, for an offered request. Returns the copies to make; None if there is
-        neither now. A request that brings no blocks needs no room."""
+        neither now. A request that brings no blocks needs no room. One from abroad rather lands in host memory: others
+        may run while its blocks cross the link."""
         if not handoff.blocks:
             if not self._may_pass(seq):
                 return None
             self.arriving[seq.id] = seq
             return Pulls(DEVICE, {})
-        hit = self._reserve(seq)
+        pulls: Pulls | None = None
+        if handoff.abroad:
+            pulls = self._parking.land(seq, handoff)
+        hit = self._reserve(seq) if pulls is None else None
         if hit is not None:
-            pulls: Pulls | None = self._room.pulls(seq, handoff.blocks, handoff.n_computed, hit)
+            pulls = self._room.pulls(seq, handoff.blocks, handoff.n_computed, hit)
             if hit.fetches:
                 self._fetching.begin(seq, hit, arrives=True)
-        else:
+        elif pulls is None:
             pulls = self._parking.land(seq, handoff)
         if pulls is not None:
             self.arriving[seq.id] = seq

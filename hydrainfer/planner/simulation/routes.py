@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -137,6 +138,7 @@ class Clusters:
         self.home = home
         self.offload = offload
         self.thresholds: list[tuple[float, dict[str, float]]] = []  # when they changed
+        self.n_placed = Counter[str]()  # by the cluster that prefills
         self._link = link
         self._routes = {(r.source, r.target): SharedRoute(r, link, timer) for r in routes}
         self._observe_at = 0.0
@@ -174,7 +176,9 @@ class Clusters:
         """See `offload.offloaded`; the request itself, and nobody, if there is no choice."""
         if self.offload is None:
             return request, set()
-        return offloaded(request, roster, self.offload)
+        placed, elsewhere = offloaded(request, roster, self.offload)
+        self.n_placed[placed.prefill_cluster] += 1
+        return placed, elsewhere
 
     def sent_bytes(self, source: str, target: str) -> float:
         """Bytes that have crossed a route so far."""

@@ -1,0 +1,71 @@
+"""Instances of the simulator whose prompts take the seconds and leave the bytes of a table."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from hydrainfer.cache import CacheSpec, FullSpec, Part, StateSpec
+from hydrainfer.core import CostModel, Lane, StepBatch
+from hydrainfer.planner.clusters.times import Times
+
+BLOCK_TOKENS = 256  # of the simulated caches: large, as thousands of blocks per prompt would say no more
+_ITEM_BYTES = 4  # of what the simulated blocks are made of
+
+
+class MeasuredCost(CostModel, frozen=True, kw_only=True):
+    """A device by a table of whole prompts: a chunk takes what the table says of its end less what it says of its
+    start, but never less than a prompt of its own length. Several prompts of a batch take turns. Decodes are as in
+    `CostModel`."""
+
+    times: Times
+
+    def step_s(self, batch: StepBatch) -> float:
+        if batch.lane is Lane.VISION or not batch.chunked:
+            return super().step_s(batch)
+        seconds = 0.0
+        if batch.n_decodes:
+            seconds = self.step_base_s + self.decode_token_s * batch.n_decodes
+        for item in batch.work[batch.n_decodes :]:
+            seconds += self._chunk_s(item.start, item.count)
+        return seconds
+
+    def _chunk_s(self, start: int, count: int) -> float:
+        alone_s = _prefill_s(self.times, count)
+        if not start:
+            return alone_s
+        return max(alone_s, _prefill_s(self.times, start + count) - _prefill_s(self.times, start))
+
+
+@lru_cache(maxsize=65536)
+def _prefill_s(times: Times, n_tokens: int) -> float:
+    return float(times.prefill_s(n_tokens))
+
+
+class TableCaches(NamedTuple):
+    """Caches whose blocks have the bytes of a table: `token_bytes` per token of KV and `state_bytes` per request, by
+    the line through its first and last point."""
+
+    token_bytes: float
+    state_bytes: float
+
+    @classmethod
+    def of(cls, times: Times) -> TableCaches:
+        first, last = times.points[0], times.points[-1]
+        token_bytes = (last.kv_bytes - first.kv_bytes) / (last.tokens - first.tokens)
+        return cls(token_bytes, max(0.0, first.kv_bytes - token_bytes * first.tokens))
+
+    def kv_bytes(self, n_tokens: int) -> float:
+        """What a prompt leaves in the caches."""
+        return self.state_bytes + self.token_bytes * n_tokens
+
+    def blocks(self, n_bytes: float) -> dict[CacheSpec, int]:
+        """As many blocks of each cache as fit in `n_bytes`, a state of each request for each 16 blocks of KV."""
+        n_items = max(1, round(self.token_bytes * BLOCK_TOKENS / _ITEM_BYTES))
+        kv = FullSpec("kv", BLOCK_TOKENS, (Part("rows", (n_items,), "float32"),), (0,))
+        n_state_items = round(self.state_bytes / _ITEM_BYTES)
+        if not n_state_items:
+            return {kv: int(n_bytes // kv.block_bytes)}
+        state = StateSpec("state", BLOCK_TOKENS, (Part("matrix", (n_state_items,), "float32"),), (0,))
+        n_states = max(8, int(n_bytes // (state.block_bytes + 16 * kv.block_bytes)))
+        return {kv: max(1, int((n_bytes - n_states * state.block_bytes) // kv.block_bytes)), state: n_states}
