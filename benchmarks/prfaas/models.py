@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def published() -> dict[str, Published]:
     """All models of models.yaml, by name. Raises `ConfigError`."""
-    return {name: _model(name, entry) for name, entry in read_yaml(MODELS).items()}
+    return {name: model_of(name, entry) for name, entry in read_yaml(MODELS).items()}
 
 
 def shape(name: str) -> DecoderShape:
@@ -41,6 +42,9 @@ def h200() -> Hardware:
     return read_hardware("h200").joined(N_DEVICES)
 
 
-def _model(name: str, entry: dict[str, object]) -> Published:
-    beside = {key: entry.pop(key) for key in ("source", "parameters", "assumed") if key in entry}
-    return converted({"shape": {"name": name, **entry}, **beside}, Published, str(MODELS), name)
+def model_of(name: str, entry: dict[str, Any]) -> Published:
+    """A model from its entry of models.yaml. Raises `ConfigError`."""
+    beside = ("source", "parameters", "assumed")
+    layers = {key: value for key, value in entry.items() if key not in beside}
+    facts = {key: entry[key] for key in beside if key in entry}
+    return converted({"shape": {"name": name, **layers}, **facts}, Published, str(MODELS), name)
