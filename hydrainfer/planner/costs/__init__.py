@@ -3,6 +3,7 @@
 Called by `search` and `inputs`, and by `assemble`, which measures. Never runs a batch, simulated or real.
 """
 
+from hydrainfer.planner.costs.attention import Grouped, Latent
 from hydrainfer.planner.costs.costfile import (
     BatchShape,
     BatchTime,
@@ -26,7 +27,9 @@ __all__ = [
     "CostFile",
     "DecoderShape",
     "EngineModel",
+    "Grouped",
     "Hardware",
+    "Latent",
     "ModelShape",
     "blocks_of",
     "cost_of",
