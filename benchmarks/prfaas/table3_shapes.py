@@ -23,8 +23,8 @@ The paper prints Φ alone. S follows from the layers, so T = S / Φ is what its 
 every cell: T ascends with length in all six models, a prompt of 1K takes 0.34 to 0.48 s (the paper's own model: 0.44),
 arithmetic reaches 0.2 to 43 % of the peak, and T = a + b l + c l² passes all points within 5.4 %. Ring-2.5-1T is the
 sharpest check: its curve has three numbers and passes four points within 0.03 %. Without its 294 MB of float32 states,
-96 % of S at 1K, 1K would take 13 ms; with states of 16 bits the curve would miss by 3 %. So the paper's S has them, most
-likely in float32.
+96 % of S at 1K, 1K would take 13 ms; with states of 16 bits the curve would miss by 3 %. So the paper's S has them,
+most likely in float32.
 
 What follows for a plan: bytes need no measuring, and seconds three or four lengths. Φ at 8K or 32K from the three other
 points is 0.1 to 17 % off by the curve of T, with a median of 6 %; by the line between logarithms of Φ (table3) it is up
