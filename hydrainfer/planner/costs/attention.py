@@ -14,6 +14,8 @@ from typing import Literal
 import msgspec
 
 FLOAT32_BYTES = 4
+DELTA_FLOPS = 8
+"""Of the delta rule, per value of the state and token: decay, read, update, read."""
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag=str.lower):
@@ -140,9 +142,8 @@ class Compressed(Attention, frozen=True, kw_only=True):
         return 4 * self.heads * self.dim * n + index
 
 
-_SCAN_FLOPS = {"head": 8, "channel": 8, "fixed": 5}
-"""Per value of the state and token. Lightning attention: decay, update (2), read (2). The delta rule reads the state
-once more before it updates it."""
+_SCAN_FLOPS = {"head": DELTA_FLOPS, "channel": DELTA_FLOPS, "fixed": 5}
+"""Per value of the state and token. Lightning attention does not read the state before it updates it."""
 
 
 class Linear(Attention, frozen=True, kw_only=True):
@@ -196,7 +197,7 @@ class Convolution(Attention, frozen=True, kw_only=True):
     def cache_bytes(self, tokens: int, item_bytes: int) -> int:  # noqa: ARG002 - the state has one size
         return (self.width - 1) * self.channels * item_bytes
 
-    def flops(self, tokens: int, prefix: int) -> float:  # noqa: ARG002 - less than 0.1 % of the matrices'
+    def flops(self, tokens: int, prefix: int) -> float:  # noqa: ARG002 - next to none beside the matrices'
         return 0.0
 
 

@@ -14,7 +14,10 @@ from hydrainfer.planner.inputs import shape_of
 pytestmark = pytest.mark.cpu
 N = 32_768
 BF16 = 2
-SERVED = ("llava-1.5-7b", "llama-3.1-8b", "gpt-oss-20b", "mimo-v2-flash", "qwen3-next-80b-a3b", "qwen3.5-9b")
+SERVED = (
+    *("llava-1.5-7b", "llama-3.1-8b", "gemma-3-4b", "lfm3-vl-2b"),
+    *("gpt-oss-20b", "mimo-v2-flash", "qwen3-next-80b-a3b", "qwen3.5-9b"),
+)
 LATENT = Latent(heads=64, rank=512, rope_dim=64, nope_dim=128, value_dim=128, q_rank=1536)
 KDA = Linear(key_heads=32, heads=32, key_dim=128, value_dim=128, decay="channel", conv_width=4, rank=128)
 LIGHTNING = Linear(key_heads=64, heads=64, key_dim=128, value_dim=128, decay="fixed")
