@@ -50,28 +50,49 @@ def save_bars(path: Path, title: str, panels: list[Panel]) -> None:
     plt.close(figure)
 
 
+@dataclass(frozen=True)
+class Curves:
+    """One line per series over `x`; `log`: both axes, or only that of `x` with `linear_y`. A value that is not known is
+    NaN."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: list[float]
+    series: dict[str, list[float]]
+    log: bool = True
+    linear_y: bool = False
+
+
 def save_lines(
     path: Path, title: str, x_label: str, y_label: str, x: list[float], series: dict[str, list[float]], log: bool
 ) -> None:
     """One line per series over `x`; `log`: both axes."""
+    save_curves(path, [Curves(title, x_label, y_label, x, series, log)])
+
+
+def save_curves(path: Path, panels: list[Curves]) -> None:
+    """Lines, panels side by side."""
     plt = _pyplot()
     if plt is None:
         return
-    figure, axis = plt.subplots(figsize=(5, 3.4))
-    assert len(series) <= len(COLOURS)
-    for colour, (name, y) in zip(COLOURS, series.items(), strict=False):
-        axis.plot(x, y, "o-", color=colour, label=name)
-    if log:
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-    ticks = x[:: -(-len(x) // MAX_TICKS)]
-    axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
-    axis.set_xlabel(x_label)
-    axis.set_ylabel(y_label)
-    axis.set_title(title, fontsize=11)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=9)
+    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 3.4), squeeze=False)
+    for axis, panel in zip(axes[0], panels, strict=True):
+        assert len(panel.series) <= len(COLOURS)
+        for colour, (name, y) in zip(COLOURS, panel.series.items(), strict=False):
+            axis.plot(panel.x, y, "o-", color=colour, label=name)
+        if panel.log:
+            axis.set_xscale("log", base=2)
+            if not panel.linear_y:
+                axis.set_yscale("log")
+        ticks = panel.x[:: -(-len(panel.x) // MAX_TICKS)]
+        axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
+        axis.set_xlabel(panel.x_label)
+        axis.set_ylabel(panel.y_label)
+        axis.set_title(panel.title, fontsize=11)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)

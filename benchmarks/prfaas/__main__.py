@@ -1,6 +1,6 @@
-"""Which tables and figures of Prefill-as-a-Service follow from its throughput model?
+"""Which tables and figures of Prefill-as-a-Service follow from its throughput model, and from the shapes of models?
 
-`python -m benchmarks.prfaas [part ...]` computes them in a second, without a device. Writes a JSON per part, figures,
+`python -m benchmarks.prfaas [part ...]` computes them in seconds, without a device. Writes a JSON per part, figures,
 and README.md over all that are there.
 """
 
@@ -10,12 +10,36 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prfaas import fig5a, fig5b, price, table3, table6
+from benchmarks.prfaas import (
+    fig2,
+    fig5a,
+    fig5b,
+    hydra_fig7,
+    mimo_cost,
+    mimo_kv,
+    mimo_prefix,
+    price,
+    table3,
+    table3_shapes,
+    table6,
+)
 from benchmarks.prfaas.report import Part, write_readme
 from benchmarks.record import RESULTS, write_result
 
-PARTS: dict[str, Part] = {"table6": table6, "table3": table3, "fig5a": fig5a, "fig5b": fig5b, "price": price}
-FIGURES: dict[str, Any] = {"fig5a": fig5a, "fig5b": fig5b, "price": price}
+PARTS: dict[str, Part] = {
+    "table6": table6,
+    "table3": table3,
+    "table3_shapes": table3_shapes,
+    "fig2": fig2,
+    "fig5a": fig5a,
+    "fig5b": fig5b,
+    "price": price,
+    "mimo_cost": mimo_cost,
+    "mimo_kv": mimo_kv,
+    "mimo_prefix": mimo_prefix,
+    "hydra_fig7": hydra_fig7,
+}
+FIGURES: dict[str, Any] = {name: part for name, part in PARTS.items() if part.HAS_FIGURE}
 
 
 def main() -> None:

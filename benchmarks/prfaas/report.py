@@ -12,8 +12,8 @@ USUAL = 0.05
 
 
 class Part(Protocol):
-    """A module of this package. The results of `compute` have `rows`, made by `row`. A part with `HAS_FIGURE` also
-    has a function `draw(results, path)`."""
+    """A module of this package. The results of `compute` have `rows`, made by `row`, and perhaps a `table`: lists of
+    cells, the first of which is its head. A part with `HAS_FIGURE` also has a function `draw(results, path)`."""
 
     TITLE: str
     TEXT: str
@@ -83,8 +83,17 @@ def _section(name: str, part: Part, document: dict[str, Any]) -> str:
         values = [cells["paper"], cells["ours"], cells["ratio"], cells["queue"], cells["queue_ratio"]]
         shown = [_number(values[0]), _number(values[1]), _ratio(values[2]), _number(values[3]), _ratio(values[4])]
         lines.append(f"| {' | '.join([cells['cell'], *shown, cells['verdict']])} |")
+    lines += _table(document["results"].get("table", []))
     lines += ["", part.TEXT, "", f"Numbers: `{name}.json`, revision {document['revision'][:10]}.", ""]
     return "\n".join(lines)
+
+
+def _table(rows: list[list[str | float]]) -> list[str]:
+    shown = [[cell if isinstance(cell, str) else _number(cell) for cell in cells] for cells in rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in shown]
+    if not lines:
+        return []
+    return ["", lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
 
 
 def _number(value: float | None) -> str:

@@ -25,11 +25,12 @@ _EGRESS = 0.03
 TEXT = """\
 Of the six models the paper publishes Φ alone, neither bytes nor seconds. So the first rows check Equation 1 with
 Table 5, and the egress of many devices is Equation 2 from the paper's Φ: arithmetic that comes out, and no more than
-that. Table 3 itself is not reproduced: it needs the models' bytes from their shapes and measured seconds.
+that. The next section has the models' bytes from their shapes, and what seconds follow.
 
 The rows "without that point" are the error of interpolation: Φ at 8K or 32K from the points on both sides. It is up
 to 36 % for models whose curve bends there. Four points over two decades are too few for them; a table to plan with
-should have more, and the case study, with the bend of Table 5 far smaller, is the easy case."""
+should have more, or bytes from shapes and a curve of seconds (next section). The case study, with the bend of Table 5
+far smaller, is the easy case."""
 
 
 def times_of(gbps: tuple[float, ...], lengths: tuple[int, ...] = LENGTHS) -> Times:
@@ -63,10 +64,11 @@ def compute() -> dict[str, Any]:
         rows.append(row(cell, tbps, egress_gbps(model, devices, length) / 1e3, tolerance=_EGRESS))
     for dense, hybrid, ratio in (("MiniMax-M2.5", "MiMo-V2-Flash", 13.0), ("Qwen3-235B", "Qwen3.5-397B", 4.0)):
         rows.append(row(f"Φ at 32K, {dense} / {hybrid}", ratio, TABLE_3[dense][2] / TABLE_3[hybrid][2]))
-    return {"rows": [*rows, *_without_a_point()], "ring_128k_512_devices_gbps": egress_gbps("Ring-2.5-1T", 512, 128)}
+    return {"rows": [*rows, *without_a_point()], "ring_128k_512_devices_gbps": egress_gbps("Ring-2.5-1T", 512, 128)}
 
 
-def _without_a_point() -> list[dict[str, Any]]:
+def without_a_point() -> list[dict[str, Any]]:
+    """Φ at 8K and 32K from the points on both sides, where logarithms are linear."""
     rows = []
     for model, rates in TABLE_3.items():
         for (i, length), _ in pairwise(list(enumerate(LENGTHS))[1:]):

@@ -3,6 +3,7 @@
 Called by `search` and `inputs`, and by `assemble`, which measures. Never runs a batch, simulated or real.
 """
 
+from hydrainfer.planner.costs.attention import Grouped, Latent
 from hydrainfer.planner.costs.costfile import (
     BatchShape,
     BatchTime,
@@ -12,6 +13,7 @@ from hydrainfer.planner.costs.costfile import (
     read_cost_file,
     write_cost_file,
 )
+from hydrainfer.planner.costs.decoder import DecoderShape, decoder_of
 from hydrainfer.planner.costs.engine import EngineModel, read_engine, slowed, with_steps
 from hydrainfer.planner.costs.fitting import fit_cost
 from hydrainfer.planner.costs.hardware import Hardware, read_hardware
@@ -23,11 +25,15 @@ __all__ = [
     "BatchTime",
     "Copies",
     "CostFile",
+    "DecoderShape",
     "EngineModel",
+    "Grouped",
     "Hardware",
+    "Latent",
     "ModelShape",
     "blocks_of",
     "cost_of",
+    "decoder_of",
     "fit_cost",
     "link_of",
     "read_cost_file",

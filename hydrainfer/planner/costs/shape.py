@@ -16,6 +16,7 @@ from hydrainfer.cache import DTYPE_BYTES, CacheSpec, StateSpec, Wishes, size_cac
 from hydrainfer.checkpoint import Experts, Recurrence, VisionShape
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, CostModel, Role, Stage
+from hydrainfer.planner.costs.attention import DELTA_FLOPS
 from hydrainfer.planner.costs.hardware import GIB, Hardware
 
 TAKE_TURNS = 1000.0
@@ -24,7 +25,6 @@ TAKE_TURNS = 1000.0
 _PICTURE_TOKENS = 1024
 _USUAL_DECODES, _USUAL_CONTEXT, _USUAL_PICTURES = 64, 1024, 4  # for the interference of the lanes
 _GROUPS = (2, 4, 8, 16)  # usual numbers of devices in a group
-_SCAN_FLOPS = 8  # per value of the state and token: decay, read, update, read
 _ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8 + 4 + 4 of Table 2
 Weights = Literal["as-dtype", "fp8", "int8", "int4"]
 WEIGHT_BYTES: dict[Weights, float] = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2.5 / 128}
@@ -154,7 +154,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         layers, _, matrix = self.recurrence.state
         if matrix:
-            return _SCAN_FLOPS * len(layers) * math.prod(matrix)
+            return DELTA_FLOPS * len(layers) * math.prod(matrix)
         return 0
 
     @property
@@ -197,14 +197,15 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     prefill_weights = sum(used[:-1]) + shape.key_weights(shape.layers - 1)
     pair_flops = 2 * shape.heads * (shape.head_dim + (shape.value_dim or shape.head_dim))
     seen = [window for i, window in enumerate(shape.seen) if shape.attends(i)]
+    prefill_seen = seen[:-1] if shape.attends(shape.layers - 1) else seen
     e = shape.experts
     in_windows = sum(seen)
     cost = CostModel(
         encode_base_s=hardware.encode_base_s if shape.vision else 0.0,
         encode_image_s=0.0,
         step_base_s=hardware.step_base_s,
-        prefill_token_s=(2 * prefill_weights + shape.scan_flops + pair_flops * sum(seen[:-1])) / flops_per_s,
-        prefill_attention_s=pair_flops / 2 * seen[:-1].count(0) / flops_per_s,
+        prefill_token_s=(2 * prefill_weights + shape.scan_flops + pair_flops * sum(prefill_seen)) / flops_per_s,
+        prefill_attention_s=pair_flops / 2 * prefill_seen.count(0) / flops_per_s,
         decode_token_s=(2 * (sum(used) + shape.head_weights) + shape.scan_flops + pair_flops * in_windows)
         / flops_per_s,
         decode_context_s=pair_flops * seen.count(0) / flops_per_s,
