@@ -1,8 +1,8 @@
 """Which cluster prefills a prompt: home, or one that only prefills and sends the KV over a link.
 
 The rules of Prefill-as-a-Service, section 3.4.3. A prompt goes to another cluster if it has more uncached tokens than a
-threshold. The threshold rises while the link cannot carry what is sent, and returns when it can. No clock, no sockets:
-calls take the time, and what is known of the links.
+threshold. The threshold rises while the link cannot carry what is sent, and returns when it can, or when prompts wait
+longer at home than for the link. No clock, no sockets: calls take the time, and what is known of the links.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Rule = Literal["length", "seconds"]
 SHORT_LOOP_S = 1.0
 """The interval of `Offload.observe`."""
 LONG_LOOP_S = 180.0
-"""The interval of `advise`."""
+"""The interval over which `advise` is to be asked."""
 _SCARCE, _ABUNDANT = 0.8, 0.6  # share of the link from which its bandwidth is scarce, and below which it is not
 _SCARCE_S = 1.0  # queued on the link
-_FULL, _FULL_S = 0.9, 2.0  # share, and seconds queued, from which the threshold rises
+_FULL, _FULL_S = 0.9, 2.0  # share, and seconds queued, from which the threshold rises, unless home has more to do
 _UP, _DOWN, _MOST = 1.25, 1.1, 4.0  # factors of the threshold
 _SETTLED_S = 10.0  # after a rise, before the threshold falls
 _DEAD_BAND = 0.2
@@ -76,7 +76,7 @@ class _Far:
     factor: float = 1.0
     rose_s: float = float("-inf")
 
-    def observe(self, now: float, link: LinkState, adapts: bool) -> None:
+    def observe(self, now: float, link: LinkState, home_s: float, adapts: bool) -> None:
         drains = link.queued_bytes < self.link.queued_bytes  # what was raised before has its effect
         self.link = link
         if link.share > _SCARCE or link.queued_s > _SCARCE_S:
@@ -85,8 +85,10 @@ class _Far:
             self.scarce = False
         if not adapts:
             return
-        if link.share > _FULL or link.queued_s > _FULL_S:
-            if not drains:
+        if home_s > link.queued_s + _FULL_S:
+            self.factor = max(1.0, self.factor / _DOWN)
+        elif link.share > _FULL or link.queued_s > _FULL_S:
+            if link.queued_s >= home_s and not drains:
                 self.factor = min(_MOST, self.factor * _UP)
                 self.rose_s = now
         elif link.share < _ABUNDANT and now >= self.rose_s + _SETTLED_S:
@@ -119,10 +121,11 @@ class Offload:
         """Whether the bandwidth of the cluster's link is scarce now."""
         return self._far[cluster].scarce
 
-    def observe(self, now: float, links: Mapping[str, LinkState]) -> None:
-        """Note the state of the links, every `SHORT_LOOP_S`."""
+    def observe(self, now: float, links: Mapping[str, LinkState], home_s: float) -> None:
+        """Note the state of the links, every `SHORT_LOOP_S`. `home_s`: how long a prompt would wait for prefill at
+        home, which is no relief for a link if it takes longer."""
         for name, link in links.items():
-            self._far[name].observe(now, link, self.settings.adapts)
+            self._far[name].observe(now, link, home_s, self.settings.adapts)
 
     def choose(
         self,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
 from hydrainfer.cache import CacheSpec, FullSpec, Part, StateSpec
-from hydrainfer.core import CostModel, Lane, StepBatch
+from hydrainfer.core import ConfigError, CostModel, Lane, StepBatch
 from hydrainfer.planner.clusters.times import Times
 
 BLOCK_TOKENS = 256  # of the simulated caches: large, as thousands of blocks per prompt would say no more
 _ITEM_BYTES = 4  # of what the simulated blocks are made of
+_STATES = 2  # of a request: the one at the last boundary, and the one after it
 
 
 class MeasuredCost(CostModel, frozen=True, kw_only=True):
@@ -59,13 +61,23 @@ class TableCaches(NamedTuple):
         """What a prompt leaves in the caches."""
         return self.state_bytes + self.token_bytes * n_tokens
 
-    def blocks(self, n_bytes: float) -> dict[CacheSpec, int]:
-        """As many blocks of each cache as fit in `n_bytes`, a state of each request for each 16 blocks of KV."""
+    def blocks(self, n_bytes: float, usual: float, longest: float) -> dict[CacheSpec, int]:
+        """As many blocks of each cache as fit in `n_bytes`, shared so that requests of the `usual` length have two
+        states each, as they have while they are prefilled. Raises `ConfigError` if the `longest` does not fit."""
         n_items = max(1, round(self.token_bytes * BLOCK_TOKENS / _ITEM_BYTES))
         kv = FullSpec("kv", BLOCK_TOKENS, (Part("rows", (n_items,), "float32"),), (0,))
+        blocks: dict[CacheSpec, int] = {}
         n_state_items = round(self.state_bytes / _ITEM_BYTES)
-        if not n_state_items:
-            return {kv: int(n_bytes // kv.block_bytes)}
-        state = StateSpec("state", BLOCK_TOKENS, (Part("matrix", (n_state_items,), "float32"),), (0,))
-        n_states = max(8, int(n_bytes // (state.block_bytes + 16 * kv.block_bytes)))
-        return {kv: max(1, int((n_bytes - n_states * state.block_bytes) // kv.block_bytes)), state: n_states}
+        if n_state_items:
+            state = StateSpec("state", BLOCK_TOKENS, (Part("matrix", (n_state_items,), "float32"),), (0,))
+            n_requests = n_bytes / (self.token_bytes * usual + _STATES * state.block_bytes)
+            blocks[state] = math.ceil(_STATES * max(1.0, n_requests)) + 1
+            n_bytes -= blocks[state] * state.block_bytes
+        blocks = {kv: int(n_bytes // kv.block_bytes), **blocks}
+        if blocks[kv] * BLOCK_TOKENS < longest:
+            raise ConfigError(
+                f"{max(0, blocks[kv]) * BLOCK_TOKENS} tokens fit into the caches of an instance, but the longest "
+                f"request has {longest:.0f}",
+                param="clusters",
+            )
+        return blocks

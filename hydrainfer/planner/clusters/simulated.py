@@ -131,10 +131,11 @@ def _instances(
         cost = MeasuredCost(
             encode_image_s=0.0, step_base_s=step_s, prefill_token_s=0.0, decode_token_s=0.0, times=cluster.times
         )
-        blocks = caches.blocks(n_bytes)
+        longest = clusters.lengths.longest + setup.n_output
+        blocks = caches.blocks(n_bytes, clusters.lengths.mean_tokens, longest)
         host = {}
         if host_bytes:
-            host = caches.blocks(host_bytes)
+            host = caches.blocks(host_bytes, clusters.lengths.mean_tokens, longest)
         for i in range(n):
             name = f"{cluster.name}-{role}{i}"
             yield InstanceModel(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hydrainfer.cluster.offload import SHORT_LOOP_S, LinkState, Offload, offloaded
 from hydrainfer.cluster.roster import Roster
-from hydrainfer.core import Request
+from hydrainfer.core import Request, Stage
 from hydrainfer.planner.nouns import Link, Route
 
 _MEMORY_S = 5.0  # of the share of a route that is in use
@@ -161,13 +161,15 @@ class Clusters:
             return None
         return self._routes[self.of[source], self.of[target]]
 
-    def observe(self, now: float) -> None:
+    def observe(self, now: float, roster: Roster) -> None:
         """Called at every heartbeat."""
         if self.offload is None or now < self._observe_at:
             return
         self._observe_at = now + SHORT_LOOP_S
         states = {source: route.state() for (source, target), route in self._routes.items() if target == self.home}
-        self.offload.observe(now, states)
+        names = roster.in_cluster(self.home, roster.running(Stage.PREFILL))
+        home_s = min((roster.busy[name].delay_s for name in names), default=0.0)
+        self.offload.observe(now, states, home_s)
         thresholds = {name: self.offload.threshold(name) for name in states}
         if not self.thresholds or self.thresholds[-1][1] != thresholds:
             self.thresholds.append((now, thresholds))

@@ -260,7 +260,7 @@ class Simulator:
     def _beat(self, now: float) -> None:
         self._beat_at = now + _BEAT_S
         self._hear_reports()
-        self.clusters.observe(now)
+        self.clusters.observe(now, self._roster)
         beat = Beat(dict(self._roster.loads))
         at_s: dict[float, list[ModelledNode]] = {}
         for node in self.nodes.values():
