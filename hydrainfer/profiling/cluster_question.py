@@ -10,6 +10,7 @@ import msgspec
 from hydrainfer.checkpoint import locate_model, name_of
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
+from hydrainfer.flags import check_out
 from hydrainfer.planner.clusters import (
     Cluster,
     ClusterEntry,
@@ -96,7 +97,9 @@ def prepare_clusters(q: Profile) -> ClusterSetup:
 
 
 def _check(q: Profile, file: ClusterFile, has_described: bool) -> None:
-    """Raises `ConfigError` for options that mean nothing for clusters."""
+    """Raises `ConfigError` for options that mean nothing for clusters, and if `--out` cannot be a folder."""
+    if q.out is not None:
+        check_out(q.out)
     if q.devices:
         raise ConfigError("--devices is for devices in one place: leave it out, or --clusters", param="devices")
     for name in changed_flags(q):

@@ -88,7 +88,6 @@ def profile(**flags: Any) -> None:
 
 def _profile_clusters(q: Profile, log: Console) -> None:
     """Plan over clusters; exit with `NOTHING` if nothing meets the SLO."""
-    check_flags(q)
     log.print(f"planning for the clusters of {q.clusters}", markup=False, soft_wrap=True)
     from hydrainfer.profiling.cluster_answer import answer_clusters
     from hydrainfer.profiling.cluster_question import prepare_clusters

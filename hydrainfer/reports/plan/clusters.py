@@ -89,24 +89,19 @@ def tokens(threshold: float | None) -> str:
 
 
 def _stay_at_home(plan: ClusterPlan, alone: Deployment) -> Iterator[str]:
-    far = next((row for row in plan.deployments if row.far and row.name != ALL_FAR), plan.named(ALL_FAR))
-    if far is None:
-        yield f"There is no far cluster: home carries {said(alone.rate)} requests/s with {_split(alone)}."
-    elif plan.pays is None:
-        yield f"No far cluster pays: home carries {said(alone.rate)} requests/s alone, and hardly more with one."
+    far = [row for row in plan.deployments if row.far]
+    priced = [row for row in far if row.cost is not None]
+    if not far:
+        yield "There is no far cluster."
+    elif not priced:
+        yield "No far cluster pays: one adds next to nothing to the rate."
     else:
-        cheapest = min((row for row in plan.deployments if row.far and row.cost is not None), key=_cost)
+        cheapest = min(priced, key=lambda row: row.cost or 0.0)
         yield f"No far cluster pays: {_costs(alone)} on home alone, and {cheapest.cost:.4g} at least with one."
-    if far is not None:
-        yield (
-            f"Home alone carries {said(alone.rate)} requests/s with {_split(alone)}. What limits it is {alone.limit}."
-        )
-    if far is not None and plan.pays is not None and far.rate > alone.rate:
-        yield f"To send {_arrangement(far)} would carry {said(far.rate)} requests/s; {_costs(far)} then."
-
-
-def _cost(row: Deployment) -> float:
-    return row.cost or 0.0
+    yield f"Home alone carries {said(alone.rate)} requests/s with {_split(alone)}. What limits it is {alone.limit}."
+    fastest = max(priced, key=lambda row: row.rate, default=alone)
+    if fastest.rate > alone.rate:
+        yield f"To send {_arrangement(fastest)} would carry {said(fastest.rate)} requests/s; {_costs(fastest)} then."
 
 
 def _costs(row: Deployment) -> str:
