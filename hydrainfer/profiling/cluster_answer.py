@@ -119,8 +119,8 @@ def _unknown(asked: ClusterSetup, deployments: Sequence[Deployment]) -> Iterator
     assumed = [name for name, instance in asked.instances.items() if instance.table is None]
     if assumed:
         yield (
-            f"The times of {', '.join(assumed)} are ASSUMED, from a roofline of the described device. Beside "
-            "measurements, such times were 1.3 (128K tokens) to 10 times (1K) too short: measure tables before you buy."
+            f"The times of {', '.join(assumed)} are ASSUMED, from a roofline of the described device. Beside a "
+            "measurement, such times were 1.3 (128K tokens) to 19 times (1K) too short: measure tables before you buy."
         )
     for name, instance in asked.instances.items():
         if instance.table is not None and instance.table.assumed:

@@ -118,7 +118,7 @@ def test_the_page_loads_nothing_and_is_well_formed(plan):
 def test_the_slider_has_the_cheapest_arrangements_and_is_there_only_with_prices(plan):
     page = cluster_page(plan)
     assert "What if a GB costs something else" in page and '"alone":16.4' in page
-    assert page.count('"thousand_gb"') == len(plan.curves.prices) > 3
+    assert page.count('"thousand_gb"') == len(plan.curves.prices) >= 2
     without = changed(plan, curves=msgspec.structs.replace(plan.curves, prices=()))
     assert "What if" not in cluster_page(without)
 

@@ -1,7 +1,7 @@
 """Times of devices that are only described: prefill, KV bytes and decode steps by the roofline of a model's shape.
 
-They are assumed, not measured: on half of the devices of Prefill-as-a-Service's Table 3, such a roofline is 1.3 (128K
-tokens) to 10 (1K) times too fast (`benchmarks/prfaas`).
+They are assumed, not measured. MiMo-V2-Flash in 8 bits on half of the devices of Prefill-as-a-Service's Table 3 would
+be 1.3 (128K tokens) to 19 (1K) times as fast as measured there (`tests/planner/clusters/test_roofline.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Times of described devices."""
 
+import msgspec
 import pytest
 
+from benchmarks.prfaas.setting import GBIT
+from benchmarks.prfaas.table3 import TABLE_3
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.clusters import Roofline
 from hydrainfer.planner.costs import cost_of, read_engine, read_hardware
@@ -46,6 +49,16 @@ def test_a_batch_grows_with_the_tpot_up_to_what_the_caches_hold():
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1] and sizes[-2:] == [sizes[-1]] * 2
     assert all(batch.step_s <= limit for batch, limit in zip(batches, (0.01, 0.02, 0.05), strict=False))
     assert alone.batch(4000, 9000, None).sequences == pytest.approx(sizes[-1] / 2, abs=1)
+
+
+def test_a_roofline_is_far_too_fast_for_short_prompts_and_a_third_for_long_ones():
+    """MiMo-V2-Flash on 4 H200, beside the paper's Table 3 on 8: KV bytes per second of prefill."""
+    shape = msgspec.structs.replace(shape_of("mimo-v2-flash"), weights="fp8")
+    half = Roofline(shape, read_hardware("h200").joined(4), read_engine("hydrainfer"), decodes=False)
+    times = half.times(1024, 128 * 1024)
+    short, *_, long = TABLE_3["MiMo-V2-Flash"]
+    assert float(times.kv_bytes_per_s(1024)) / GBIT / short == pytest.approx(18.6, abs=0.1)
+    assert float(times.kv_bytes_per_s(128 * 1024)) / GBIT / long == pytest.approx(1.30, abs=0.01)
 
 
 def test_what_cannot_be_is_refused():
