@@ -7,21 +7,14 @@ import time
 from collections.abc import Iterator, Sequence
 
 from hydrainfer.planner.clusters import (
-    ALL_FAR,
-    ALONE,
-    CHEAPEST,
-    CHOSEN,
-    FASTEST,
-    Choice,
     ClusterFacts,
     ClusterPlan,
     Clusters,
     Deployment,
     LinkFacts,
-    all_far,
     choose,
     curves_of,
-    deployment_of,
+    deployments_of,
     worth_of,
 )
 from hydrainfer.planner.search import OnProgress
@@ -39,12 +32,8 @@ def answer_clusters(asked: ClusterSetup, *, on_progress: OnProgress, command: st
     on_progress("break even", 1, 3)
     worth = worth_of(clusters, ttft) if priced and choice.met else ()
     on_progress("curves", 2, 3)
-    deployments = _deployments(asked, choice)
-    curves = None
-    far = choice.chosen if choice.chosen.clusters.far else choice.fastest
-    if far is not None:
-        name = CHOSEN if far is choice.chosen else FASTEST
-        curves = curves_of(name, far, ttft, worth)
+    deployments = deployments_of(clusters, choice, ttft, priced=priced)
+    curves = curves_of(choice, ttft, worth)
     return ClusterPlan(
         model=asked.name,
         workload=asked.prompts.summary,
@@ -74,21 +63,6 @@ def answer_clusters(asked: ClusterSetup, *, on_progress: OnProgress, command: st
         version=__version__,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-
-
-def _deployments(asked: ClusterSetup, choice: Choice) -> tuple[Deployment, ...]:
-    """The chosen deployment first, then the others, each once."""
-    candidates = {CHOSEN: choice.chosen, ALONE: choice.alone}
-    if choice.chosen is choice.alone:
-        del candidates[CHOSEN]
-    if asked.clusters.far:
-        candidates[ALL_FAR] = all_far(asked.clusters, asked.ttft)
-    for name, candidate in ((FASTEST, choice.fastest), (CHEAPEST, choice.cheapest)):
-        seen = [c.answer.arrangement for c in candidates.values()]
-        if candidate is not None and candidate.answer.arrangement not in seen:
-            candidates[name] = candidate
-    priced = asked.file.has_prices
-    return tuple(deployment_of(name, each, asked.ttft, priced=priced) for name, each in candidates.items())
 
 
 def _facts(asked: ClusterSetup) -> Iterator[ClusterFacts]:

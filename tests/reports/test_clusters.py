@@ -36,7 +36,7 @@ def test_the_answer_has_threshold_split_rate_and_limit(plan):
     first, *more = cluster_answer(plan)
     assert first == (
         "Send prompts of more than 19,700 tokens to far, with 3 P and 5 D at home: 3.14 requests/s, 2.33 times what "
-        "home carries alone. What limits it is far prefill."
+        "home carries alone, with 2 times the price of devices. What limits it is far prefill."
     )
     assert more == [
         "Home alone does not meet the SLO: even without queues, 85.6 % of its requests have their first token within "

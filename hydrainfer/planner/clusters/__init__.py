@@ -12,6 +12,7 @@ from hydrainfer.planner.clusters.compare import (
     choose,
     curves_of,
     deployment_of,
+    deployments_of,
     worth_of,
 )
 from hydrainfer.planner.clusters.file import ClusterEntry, ClusterFile, LinkEntry, read_clusters
@@ -97,6 +98,7 @@ __all__ = [
     "curves_of",
     "decodes_per_s",
     "deployment_of",
+    "deployments_of",
     "egress_bytes_per_s",
     "log_normal",
     "prefill_seconds",

@@ -21,6 +21,11 @@ from hydrainfer.planner.clusters.model import (
     work_of,
 )
 from hydrainfer.planner.clusters.plan import (
+    ALL_FAR,
+    ALONE,
+    CHEAPEST,
+    CHOSEN,
+    FASTEST,
     Curves,
     Deployment,
     LinkPoint,
@@ -52,6 +57,10 @@ class Candidate:
     @property
     def throughput(self) -> Throughput:
         return self.answer.throughput
+
+    def is_like(self, other: Candidate) -> bool:
+        """Whether both have the same clusters and arrangement."""
+        return self.clusters.far == other.clusters.far and self.answer.arrangement == other.answer.arrangement
 
     def meets(self, ttft: TtftLimit | None) -> bool:
         return ttft is None or self.answer.within >= ttft.share - _ROUNDING
@@ -161,8 +170,31 @@ def worth_of(clusters: Clusters, ttft: TtftLimit | None) -> tuple[Worth, ...]:
     return tuple(worth)
 
 
-def curves_of(name: str, candidate: Candidate, ttft: TtftLimit | None, worth: Sequence[Worth]) -> Curves:
-    """The curves around a candidate with far clusters. `worth`: () if prices are not known."""
+def deployments_of(
+    clusters: Clusters, choice: Choice, ttft: TtftLimit | None, *, priced: bool
+) -> tuple[Deployment, ...]:
+    """The chosen deployment, home alone, all prefill far, and the fastest and the cheapest if they are others."""
+    candidates = {CHOSEN: choice.chosen, ALONE: choice.alone}
+    if choice.chosen is choice.alone:
+        del candidates[CHOSEN]
+    if clusters.far:
+        candidates[ALL_FAR] = all_far(clusters, ttft)
+    known = [choice.chosen]
+    for name, candidate in ((FASTEST, choice.fastest), (CHEAPEST, choice.cheapest)):
+        if candidate is not None and not any(candidate.is_like(other) for other in known):
+            candidates[name] = candidate
+            known.append(candidate)
+    return tuple(deployment_of(name, each, ttft, priced=priced) for name, each in candidates.items())
+
+
+def curves_of(choice: Choice, ttft: TtftLimit | None, worth: Sequence[Worth]) -> Curves | None:
+    """The curves around the chosen deployment or, if that is home alone, around the fastest. `worth`: () if prices are
+    not known. None if no far cluster is in either."""
+    name, candidate = CHOSEN, choice.chosen
+    if not candidate.clusters.far:
+        if choice.fastest is None:
+            return None
+        name, candidate = FASTEST, choice.fastest
     clusters, planned = candidate.clusters, candidate.answer.arrangement
     return Curves(
         of=name,

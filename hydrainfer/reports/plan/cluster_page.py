@@ -7,7 +7,7 @@ from html import escape
 
 import msgspec
 
-from hydrainfer.planner.clusters import ALONE, ClusterFacts, ClusterPlan, Curves, LinkFacts
+from hydrainfer.planner.clusters import ALONE, ClusterFacts, ClusterPlan, Curves, Deployment, LinkFacts
 from hydrainfer.reports.drawing import COLOURS, Axis, PlotSeries, Point, document, legend, lines, table
 from hydrainfer.reports.plan.clusters import cells_of, cluster_answer, cluster_conclusions, tokens
 from hydrainfer.reports.plan.tables import said
@@ -51,7 +51,7 @@ def _body(plan: ClusterPlan) -> Iterator[str]:
     yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in known) + "</ul>"
     yield "<h2>Beside other ways</h2>" + _deployments(plan)
     if plan.curves is not None:
-        yield from _curves(plan.curves)
+        yield from _curves(plan, plan.curves)
         yield from _what_if(plan, plan.curves)
     yield "<h2>What this does not know</h2>"
     yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in plan.unknown) + "</ul>"
@@ -66,9 +66,11 @@ def _deployments(plan: ClusterPlan) -> str:
     return f"<div class=whole>{table(head, rows)}</div>"
 
 
-def _curves(curves: Curves) -> Iterator[str]:
+def _curves(plan: ClusterPlan, curves: Curves) -> Iterator[str]:
+    planned = plan.named(curves.of)
+    assert planned is not None
     yield f"<h2>How the rate depends on each choice</h2><p class=sub>Around “{escape(curves.of)}”.</p>"
-    yield "<div class=pair><div>" + _by_threshold(curves) + "</div><div>" + _by_split(curves) + "</div></div>"
+    yield "<div class=pair><div>" + _by_threshold(curves, planned) + "</div><div>" + _by_split(curves) + "</div></div>"
     yield "<div class=pair><div>" + _by_link(curves) + "</div></div>"
 
 
@@ -77,8 +79,8 @@ def _line(name: str, colour: str, xs: Sequence[float], ys: Sequence[float | None
     return PlotSeries(name, colour, [Point(x, y, y, y) for x, y in pairs if y is not None], marks)
 
 
-def _by_threshold(curves: Curves) -> str:
-    """What each stage allows, and all."""
+def _by_threshold(curves: Curves, planned: Deployment) -> str:
+    """What each stage allows, and all, with a dot at the planned threshold."""
     points = curves.thresholds
     xs = [point.threshold for point in points]
     top = _HIGH * max(point.rate for point in points)
@@ -88,6 +90,8 @@ def _by_threshold(curves: Curves) -> str:
         if any(y is not None for y in ys):
             series.append(_line(name, colour, xs, [y if y is None or y <= top else None for y in ys]))
     series.append(_line("all", COLOURS[0], xs, [point.rate for point in points]))
+    if planned.threshold and planned.threshold >= xs[0]:
+        series.append(_line("planned", "var(--ink)", [planned.threshold], [planned.rate], marks=True))
     x = Axis("threshold, tokens", xs[0], max(xs[-1], xs[0] * 1.01), log=True)
     figure = lines("requests per second by threshold", x, Axis("requests per second", 0.0, top), series)
     text = "<h3>Threshold</h3>" + legend([one.name for one in series], [one.colour for one in series]) + figure

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from hydrainfer.planner.clusters import ALL_FAR, ALONE, ClusterPlan, Deployment, Worth
+from hydrainfer.planner.clusters import ALL_FAR, ALONE, ClusterFacts, ClusterPlan, Deployment, Worth
 from hydrainfer.reports.drawing import percent
 from hydrainfer.reports.plan.tables import said
 
@@ -67,7 +67,7 @@ def cluster_answer(plan: ClusterPlan) -> list[str]:
         return list(_stay_at_home(plan, alone))
     more = ""
     if alone.rate:
-        more = f", {best.rate / alone.rate:.3g} times what {_places(plan)} carries alone"
+        more = f", {best.rate / alone.rate:.3g} times what {_home(plan).name} carries alone{_money(plan, best)}"
     lines = [f"Send {_arrangement(best)}: {said(best.rate)} requests/s{more}. What limits it is {best.limit}."]
     if plan.pays is False:
         lines.insert(0, f"No far cluster pays: {_costs(best)} with one, {_costs(alone)} on home alone.")
@@ -109,8 +109,17 @@ def _costs(row: Deployment) -> str:
     return f"a thousand requests cost {row.cost:.4g}"
 
 
-def _places(plan: ClusterPlan) -> str:
-    return next(cluster.name for cluster in plan.clusters if cluster.batch is not None)
+def _home(plan: ClusterPlan) -> ClusterFacts:
+    return next(cluster for cluster in plan.clusters if cluster.batch is not None)
+
+
+def _money(plan: ClusterPlan, row: Deployment) -> str:
+    """What the devices of a deployment cost, in times of those at home; "" if prices are not known."""
+    names = (_home(plan).name, *row.far)
+    prices = {c.name: c.instances * c.devices * (c.price or 0.0) for c in plan.clusters if c.name in names}
+    if not prices[names[0]]:
+        return ""
+    return f", with {sum(prices.values()) / prices[names[0]]:.3g} times the price of devices"
 
 
 def _split(row: Deployment) -> str:

@@ -18,6 +18,7 @@ from hydrainfer.planner.clusters import (
     choose,
     curves_of,
     deployment_of,
+    deployments_of,
     solve,
     throughput,
     worth_of,
@@ -145,9 +146,9 @@ def test_a_deployment_is_told_in_units_of_people():
 
 def test_curves_pass_through_the_plan():
     clusters = prfaas(price_per_gb=CHEAP_LINK)
-    candidate = chosen(clusters).chosen
-    best, rate = candidate.answer.arrangement, candidate.throughput.rate
-    curves = curves_of("far prefill", candidate, None, worth_of(clusters, None))
+    choice = chosen(clusters)
+    best, rate = choice.chosen.answer.arrangement, choice.chosen.throughput.rate
+    curves = curves_of(choice, None, worth_of(clusters, None))
     peak = max(curves.thresholds, key=lambda point: point.rate)
     assert peak.threshold == pytest.approx(best.threshold, rel=0.15) and peak.rate <= rate * (1 + ROUNDING)
     for point in curves.thresholds:
@@ -159,6 +160,21 @@ def test_curves_pass_through_the_plan():
     cheapest = solve(clusters, objective="cost").throughput
     at_price = min(point.device_cost + point.thousand_gb * CHEAP_LINK for point in curves.prices)
     assert at_price == pytest.approx(cheapest.price * 1e3, rel=1e-3)
+
+
+@FEW
+@given(systems(most_far=2), st.sampled_from(["rate", "cost"]), st.floats(0.1, 20.0), st.booleans())
+def test_the_deployments_have_what_their_plan_refers_to(system, objective, seconds, priced):
+    limit = TtftLimit(seconds=seconds)
+    choice = choose(system, objective, limit, priced=priced)
+    rows = {row.name: row for row in deployments_of(system, choice, limit, priced=priced)}
+    assert {"home alone", "all prefill far"} <= rows.keys()
+    assert next(iter(rows)) == ("home alone" if choice.chosen is choice.alone else "far prefill")
+    curves = curves_of(choice, limit, ())
+    if curves is not None:
+        assert curves.of in rows
+    else:
+        assert choice.chosen is choice.alone and choice.fastest is None
 
 
 def test_a_whole_choice_among_four_far_clusters_takes_seconds():
