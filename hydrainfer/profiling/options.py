@@ -110,7 +110,10 @@ def changed_flags(q: Profile) -> list[str]:
 
 
 def check_flags(q: Profile) -> None:
-    """Raises `ConfigError` for flags that have no effect with the other flags, and if `--out` cannot be a folder."""
+    """Raises `ConfigError` for flags that have no effect with the other flags, if there is nothing to plan for, and if
+    `--out` cannot be a folder."""
+    if not q.devices:
+        raise ConfigError("give --devices N, the number to plan for, or --clusters FILE", param="devices")
     if q.out is not None:
         check_out(q.out)
     times = "--hardware" if q.hardware is not None else "--cost-model" if q.cost_model is not None else None

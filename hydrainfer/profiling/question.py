@@ -121,9 +121,7 @@ def _dtype(q: ProfileQuestion, devices: Devices) -> str | None:
 
 def _check(q: ProfileQuestion) -> None:
     if q.devices < 1:
-        raise ConfigError(
-            f"{q.devices} devices cannot serve anything: give --devices N, or --clusters FILE", param="devices"
-        )
+        raise ConfigError(f"{q.devices} devices cannot serve anything; give at least one", param="devices")
     if q.devices % q.tensor_parallel:
         raise ConfigError(
             f"{q.devices} devices are no groups of {q.tensor_parallel}; choose --devices as a multiple",

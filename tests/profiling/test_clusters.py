@@ -202,6 +202,11 @@ def test_an_option_that_is_wrong_is_one_line(monkeypatch, capsys, words, message
     assert error.startswith("error: ") and message in error
 
 
+def test_there_has_to_be_something_to_plan_for(monkeypatch, capsys):
+    assert run(monkeypatch, "llava-next-7b", "--hardware", "h800") == 2
+    assert capsys.readouterr().err == "error: give --devices N, the number to plan for, or --clusters FILE\n"
+
+
 @pytest.mark.parametrize(
     ("table", "edit", "message"),
     [
