@@ -81,8 +81,9 @@ class Choice:
 
 
 def choose(clusters: Clusters, objective: Objective, ttft: TtftLimit | None, *, priced: bool) -> Choice:
-    """Tries each choice of far clusters. With prices, a far cluster is chosen only if a request then costs less than on
-    home alone, or if home alone does not meet the limit of the TTFT. Raises `ConfigError`."""
+    """Tries each choice of far clusters. With prices, far clusters are chosen only if a request then costs no more than
+    on home alone; if that does not meet the limit of the TTFT and all that do cost more, whatever they cost. Raises
+    `ConfigError`."""
     alone = Candidate(clusters.alone, solve(clusters.alone, ttft=ttft))
     able = alone.meets(ttft)
     some = list(_with_far(clusters))
@@ -106,7 +107,7 @@ def choose(clusters: Clusters, objective: Objective, ttft: TtftLimit | None, *, 
         chosen = cheapest
         if objective == "rate":
             chosen = fastest
-        if objective == "rate" and able:
+        if objective == "rate" and pays:
             chosen = _fastest_up_to(alone.throughput.price, cheap, ttft)
     return Choice(chosen, alone, fastest, cheapest, pays, True)
 

@@ -107,6 +107,8 @@ def _cluster_problems(file: ClusterFile) -> Iterator[tuple[str, str]]:
         yield "clusters", "nobody decodes; give the home cluster roles: [P, D]"
     if len(home) > 1:
         yield "clusters", f"{' and '.join(home)} decode, but a plan has one home; give the others roles: [P]"
+    if len(home) == 1 and file.clusters[home[0]].instances < 2:
+        yield f"clusters.{home[0]}.devices", "one instance; home needs two, one to prefill and one to decode"
     if len(file.clusters) - 1 > MOST_FAR:
         yield "clusters", f"{len(file.clusters) - 1} far ones; at most {MOST_FAR} are planned for"
 

@@ -28,9 +28,9 @@ def cluster_table(plan: ClusterPlan) -> Table:
 
 def cells_of(plan: ClusterPlan, row: Deployment) -> list[str]:
     """The cells of a deployment, the last one only if prices are known. With several far clusters, the first cell says
-    which."""
+    which, unless it is all."""
     name = row.name
-    if len(plan.clusters) > 2 and row.far:
+    if len(plan.clusters) > 2 and row.far and row.name != ALL_FAR:
         name = f"{name}: {', '.join(row.far)}"
     over = "–"
     if row.egress_gbps:

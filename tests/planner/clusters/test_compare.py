@@ -80,6 +80,13 @@ def test_a_limit_that_home_alone_does_not_meet_calls_for_a_far_cluster_that_does
     )
 
 
+def test_a_limit_that_home_alone_does_not_meet_is_no_reason_to_pay_more_than_there():
+    clusters = with_a_copy(prfaas(price_per_gb=CHEAP_LINK), "more", price=4.0)
+    choice = chosen(clusters, ttft=TtftLimit(seconds=8.0))
+    assert choice.pays and not choice.alone.meets(TtftLimit(seconds=8.0))
+    assert choice.fastest.throughput.price > choice.alone.throughput.price >= choice.chosen.throughput.price
+
+
 def test_of_a_limit_that_nothing_meets_the_nearest_is_told():
     choice = chosen(prfaas(), ttft=TtftLimit(seconds=3.0))
     assert not choice.met and names(choice.chosen) == ["far"]

@@ -68,6 +68,7 @@ def test_shipped_clusters_are_found_by_name_with_their_tables(path):
         ({"far": FAR | {"roles": ["P", "D"]}}, "clusters: home and far decode, but a plan has one home"),
         ({"far": FAR | {"roles": ["E"]}}, "roles"),
         ({"far": FAR | {"devices": 30}}, "clusters.far.devices: 30 devices are no groups of 8"),
+        ({"home": HOME | {"devices": 8}}, "clusters.home.devices: one instance; home needs two"),
         ({"far": FAR | {"devices": "many"}}, "expected `int`, got `str`"),
         ({"far": FAR | {"gpus": 8}}, "unknown field `gpus`"),
         ({"nodes": 3}, "unknown option 'nodes'"),
@@ -77,6 +78,13 @@ def test_a_fault_is_told_with_file_and_field(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message) as fault:
         read_clusters(str(written(tmp_path, **changes)))
     assert "own.yaml" in fault.value.message and "\n" not in fault.value.message
+
+
+def test_more_far_clusters_than_can_be_tried_are_refused(tmp_path):
+    clusters = {"home": HOME} | {f"far{i}": FAR for i in range(7)}
+    links = [LINK | {"from": f"far{i}"} for i in range(7)]
+    with pytest.raises(ConfigError, match="clusters: 7 far ones; at most 6 are planned for"):
+        read_clusters(str(written(tmp_path, clusters=clusters, links=links)))
 
 
 def test_the_price_of_a_gb_needs_that_of_devices(tmp_path):
