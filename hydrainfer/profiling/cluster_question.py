@@ -83,6 +83,8 @@ def prepare_clusters(q: Profile) -> ClusterSetup:
     slo = slo_of(q.slo, name, workload.dataset)
     if slo.e2e_s is not None:
         raise ConfigError("--slo e2e is not planned for with --clusters: give ttft and tpot", param="slo")
+    if slo.ttft_s is None and "target" in changed_flags(q):
+        raise ConfigError("--target is for a limit of the TTFT, and --slo has none: leave it out", param="target")
     prompts = read_prompts(q, workload, name, is_here=bool(described))
     instances = {}
     for cluster, entry in file.clusters.items():

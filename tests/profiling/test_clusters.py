@@ -188,6 +188,7 @@ def test_what_a_prefix_cache_would_have_is_left_out(tmp_path):
         (["--requests", "50"], "--requests is for requests that are drawn"),
         (["--objective", "ttft"], "--objective is goodput or cost with --clusters, not 'ttft'"),
         (["--target", "2"], "--target is a share"),
+        (["--slo", "tpot=0.05", "--target", "0.8"], "--target is for a limit of the TTFT, and --slo has none"),
         (["--slo", "e2e=9"], "--slo e2e is not planned for"),
         (["--slo", "ttft=8,tpot=0.01"], "prfaas-h20.yaml: decode: no batch was measured within tpot=0.01"),
         (["--clusters", "nothing"], "no clusters called 'nothing'"),
