@@ -32,7 +32,7 @@ PER_INSTANCE = 8  # devices
 H20_PRICE, H200_PRICE = 1.25, 2.50
 """Dollars for an hour of a device. The paper has no prices; its 15 % at equal cost fix that an H200 costs 2.0 H20."""
 
-_BATCH, _TOKENS_PER_S, _N_OUTPUT = 20, 40.0, 1024
+BATCH, TOKENS_PER_S, _N_OUTPUT = 20, 40.0, 1024
 """The SLO of 40 tokens/s and the answers are the paper's. The batch of a D is not: 6.25 req/s on 8 D are 20."""
 _HOMOGENEOUS_P, _HOMOGENEOUS_PER_S = 9, 2.11
 _HOME_P, _HOME_PER_S = 3, 1.64
@@ -86,7 +86,7 @@ def h20(n_devices: int) -> Cluster:
         instances=n_devices // PER_INSTANCE,
         devices=PER_INSTANCE,
         price=H20_PRICE,
-        decodes_per_s=decodes_per_s(_BATCH, 1.0 / _TOKENS_PER_S, _N_OUTPUT),
+        decodes_per_s=decodes_per_s(BATCH, 1.0 / TOKENS_PER_S, _N_OUTPUT),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from hydrainfer.core import ConfigError
 from hydrainfer.flags import command_of, with_flags
@@ -33,6 +34,9 @@ def profile(**flags: Any) -> None:
 
     q = Profile(**flags)
     log = Console(stderr=True, highlight=False)
+    if q.clusters is not None:
+        _profile_clusters(q, log)
+        return
     folder = locate_model(q.model)
     architecture_of(folder)  # an unknown architecture is refused before the rest is imported
     check_flags(q)
@@ -82,18 +86,36 @@ def profile(**flags: Any) -> None:
     _finish(plan, study, asked, q, log)
 
 
+def _profile_clusters(q: Profile, log: Console) -> None:
+    """Plan over clusters; exit with `NOTHING` if nothing meets the SLO."""
+    log.print(f"planning for the clusters of {q.clusters}", markup=False, soft_wrap=True)
+    from hydrainfer.profiling.cluster_answer import answer_clusters
+    from hydrainfer.profiling.cluster_question import prepare_clusters
+    from hydrainfer.reports.plan import cluster_conclusions, cluster_table, write_cluster_plan
+    from hydrainfer.workload.measuring import command_line
+
+    asked = prepare_clusters(q)
+    with shown(log) as on_progress:
+        plan = answer_clusters(asked, on_progress=on_progress, command=command_line(sys.argv))
+    console = _show(cluster_table(plan), cluster_conclusions(plan), q, log)
+    if q.out is not None:
+        paths = write_cluster_plan(plan, q.out)
+        console.print(f"wrote {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
+    elif not q.json:
+        console.print("[dim]for a page with curves, run the same with --out DIR[/dim]")
+    if q.json:
+        _write_json(plan)
+    if not plan.met:
+        raise typer.Exit(NOTHING)
+
+
 def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log: Console) -> None:
     """Show and write the plan; exit with `NOTHING` if no layout carries anything."""
     from hydrainfer.profiling.answer import winners_file
     from hydrainfer.reports.plan import conclusions, ranked, write_plan
     from hydrainfer.workload.output import say_next
 
-    console = log if q.json else Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 150
-    console.print(ranked(plan, q.top))
-    for line in conclusions(plan, q.top):
-        console.print(line, markup=False, soft_wrap=True)
+    console = _show(ranked(plan, q.top), conclusions(plan, q.top), q, log)
     if q.out is not None:
         paths = write_plan(plan, winners_file(plan, study, asked), q.out)
         console.print(f"wrote {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
@@ -102,9 +124,25 @@ def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log
     elif not q.json:
         console.print("[dim]for the layout's file and a page with figures, run the same with --out DIR[/dim]")
     if q.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode() + "\n")
+        _write_json(plan)
     if plan.best is None:
         raise typer.Exit(NOTHING)
+
+
+def _show(table: Table, lines: Iterable[str], q: Profile, log: Console) -> Console:
+    """Print a plan's table and sentences; returns the console for more, which is `log` if JSON goes to standard
+    output."""
+    console = log if q.json else Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 150
+    console.print(table)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+    return console
+
+
+def _write_json(plan: msgspec.Struct) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode() + "\n")
 
 
 def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:

@@ -22,7 +22,11 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     one."""
 
     model: Annotated[str, flag("", "A checkpoint, builtin, or a name of configs/models such as llava-next-7b.")]
-    devices: Annotated[int, flag(_WHAT, "Number of devices to plan for.")]
+    devices: Annotated[int, flag(_WHAT, "Number of devices to plan for.", show_default=False)] = 0
+    clusters: Annotated[
+        str | None,
+        flag(_WHAT, "Plan for these in place of devices: a home cluster, far ones that prefill, and links; a file."),
+    ] = None
     hardware: Annotated[
         str | None, flag(_WHAT, "Described by configs/hardware, e.g. h800, or a file; unlike ones: h20:4,h800:4.")
     ] = None
@@ -53,7 +57,11 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     target: Annotated[float, flag(_WHAT, "Share of the requests that have to meet it.")] = 0.9
     objective: Annotated[
-        str, flag(_WHAT, "goodput; devices: fewest for --rate; ttft or tpot: least p90 at --rate.")
+        str,
+        flag(
+            _WHAT,
+            "goodput; devices: fewest for --rate; ttft or tpot: least p90 at --rate; with --clusters: goodput or cost.",
+        ),
     ] = "goodput"
     rate: Annotated[float | None, flag(_WHAT, "Requests per second, for the objectives devices, ttft and tpot.")] = None
     dtype: Annotated[str | None, flag(_WHAT, "float32, bfloat16 or float16; default: as saved.")] = None
@@ -96,8 +104,16 @@ class Profile(ProfileQuestion, frozen=True, kw_only=True):
     json: Annotated[bool, flag(_OUT, "The plan as JSON on standard output.", param_decls=["--json"])] = False
 
 
+def changed_flags(q: Profile) -> list[str]:
+    """The names of the fields that are not at their defaults."""
+    return [field.name for field in msgspec.structs.fields(Profile) if getattr(q, field.name) != field.default]
+
+
 def check_flags(q: Profile) -> None:
-    """Raises `ConfigError` for flags that have no effect with the other flags, and if `--out` cannot be a folder."""
+    """Raises `ConfigError` for flags that have no effect with the other flags, if there is nothing to plan for, and if
+    `--out` cannot be a folder."""
+    if not q.devices:
+        raise ConfigError("give --devices N, the number to plan for, or --clusters FILE", param="devices")
     if q.out is not None:
         check_out(q.out)
     times = "--hardware" if q.hardware is not None else "--cost-model" if q.cost_model is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -77,6 +78,7 @@ def solve(
     objective: Objective = "rate",
     service: Service = "mean_time",
     ttft: TtftLimit | None = None,
+    max_price: float = math.inf,
     n_thresholds: int = _THRESHOLDS,
 ) -> Answer:
     """The arrangement that carries the highest rate, or whose requests cost least when it carries all it can.
@@ -84,12 +86,14 @@ def solve(
     Tries each split of the home cluster with `n_thresholds` thresholds, equally apart in their logarithm, from the
     shortest prompt (all go to the far clusters) to the longest (none does). Of several that are equally good, the one
     that sends least over the links. A link's `max_share` limits as its rate does. If no threshold meets the limit of
-    the TTFT, the one with which most requests do. Raises `ConfigError`.
+    the TTFT, the one with which most requests do. `max_price`: of a request, if an arrangement costs no more. Raises
+    `ConfigError`.
     """
     grid = _grid_of(clusters, service, ttft, n_thresholds)
-    scores = grid.rates
-    if objective == "cost":
-        scores = -(grid.device_prices + grid.link_prices[:, None])
+    prices = grid.device_prices + grid.link_prices[:, None]
+    scores = -prices if objective == "cost" else grid.rates
+    if np.min(prices) <= max_price:
+        scores = np.where(prices <= max_price, scores, -np.inf)
     place = _best(scores)
     arrangement = grid.arrangement(clusters, place)
     return Answer(
@@ -97,6 +101,14 @@ def solve(
         throughput=throughput(clusters, arrangement, service),
         within=float(grid.within[place[0]]),
     )
+
+
+def rates_by_split(
+    clusters: Clusters, *, ttft: TtftLimit | None = None, n_thresholds: int = _THRESHOLDS
+) -> list[float]:
+    """The highest rate with 0, 1, ... instances at home that prefill, each with its best threshold."""
+    grid = _grid_of(clusters, "mean_time", ttft, n_thresholds)
+    return [float(rate) for rate in np.max(grid.rates, axis=0)]
 
 
 def break_even(

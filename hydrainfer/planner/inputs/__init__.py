@@ -4,11 +4,13 @@ Called by `profiling` and the benchmarks. Reads configurations and files only; n
 """
 
 from hydrainfer.planner.inputs.models import prompts_of, shape_of
-from hydrainfer.planner.inputs.workloads import summary, trace_of
+from hydrainfer.planner.inputs.workloads import PromptRules, summary, trace_of, words_to_tokens
 
 __all__ = [
+    "PromptRules",
     "prompts_of",
     "shape_of",
     "summary",
     "trace_of",
+    "words_to_tokens",
 ]

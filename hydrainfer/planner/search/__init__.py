@@ -3,7 +3,7 @@
 Called by `profiling` and the benchmarks. Never reads a checkpoint and never measures: it gets both as numbers.
 """
 
-from hydrainfer.planner.search.bound import Bounds
+from hydrainfer.planner.search.bound import Bounds, uncached_tokens
 from hydrainfer.planner.search.deployment import PLANNED, DeviceKind, candidates_of, layout_file, study_of
 from hydrainfer.planner.search.goodput import (
     COARSE,
@@ -70,5 +70,6 @@ __all__ = [
     "served_at",
     "study_of",
     "tier_gains",
+    "uncached_tokens",
     "use_of",
 ]

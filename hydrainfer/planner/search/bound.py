@@ -139,6 +139,11 @@ def _largest_batch(study: Study) -> int:
     return max([1, *(int(min(s.budgets.running, tokens_in(s.sizes.most) / usual)) for s in decoders)])
 
 
+def uncached_tokens(trace: Sequence[TraceRequest]) -> list[int]:
+    """The fewest tokens of each prompt that have to be prefilled, if all earlier requests are still cached."""
+    return [t.n_prompt - n_cached for t, n_cached in _without_repeats(trace)]
+
+
 def _without_repeats(trace: Sequence[TraceRequest]) -> Iterator[tuple[TraceRequest, int]]:
     """The requests of the trace without pictures that were seen before, as these need not be encoded; and for each
     request, the most tokens of its prompt that earlier requests may have computed."""

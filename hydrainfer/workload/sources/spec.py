@@ -11,13 +11,13 @@ import msgspec
 from hydrainfer.config import converted, locate, read_yaml
 from hydrainfer.core import ConfigError
 from hydrainfer.workload.sources.chat import ChatRequest
-from hydrainfer.workload.sources.conversations import CONVERSATIONS
+from hydrainfer.workload.sources.conversations import CONVERSATIONS, TOKENS_PER_WORD
 from hydrainfer.workload.sources.dialogues import Dialogues
 from hydrainfer.workload.sources.pictures import FilePicture
 from hydrainfer.workload.sources.questions import READERS, Question
 from hydrainfer.workload.sources.recorded import read_recording, replayed
 from hydrainfer.workload.sources.spread import Spread
-from hydrainfer.workload.sources.synthetic import SizeWeight, Texts, chats_of_arrivals, synthetic_chats
+from hydrainfer.workload.sources.synthetic import Passage, SizeWeight, Texts, chats_of_arrivals, synthetic_chats
 from hydrainfer.workload.sources.traces import TRACES, read_arrivals
 
 SOURCES = ("synthetic", *READERS, *CONVERSATIONS, *TRACES, "recording")
@@ -30,9 +30,10 @@ class TooFewRequests(ConfigError):
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A workload. `dataset`: its name in SLO presets. `reader`: how the file at `path` is read (one of `SOURCES`).
-    Without a `path`, requests are drawn from `questions` (templates), `words` and `picture_sizes`. `output_tokens`:
-    lengths of answers, by model. `distinct`: no picture is used twice. `dialogues`: the conversations that drawn
-    requests belong to; by default each request stands alone. `notes`: what was assumed, and why."""
+    Without a `path`, requests are drawn from `questions` (templates), `words` and `picture_sizes`. `prompt_tokens`:
+    lengths of drawn texts in tokens, in place of questions and words. `output_tokens`: lengths of answers, by model.
+    `distinct`: no picture is used twice. `dialogues`: the conversations that drawn requests belong to; by default each
+    request stands alone. `notes`: what was assumed, and why."""
 
     dataset: str
     reader: str = "synthetic"
@@ -41,6 +42,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     instruction: str = ""
     questions: tuple[str, ...] = ("Tell me about {words}.",)
     words: str | float = 3
+    prompt_tokens: str | float | None = None
     n_pictures: int = 1
     picture_sizes: tuple[SizeWeight, ...] = ((640, 480, 1.0),)
     max_side_px: int | None = None
@@ -58,7 +60,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not self.questions or not self.picture_sizes or any(min(size) <= 0 for size in self.picture_sizes):
             raise ConfigError(f"{self.dataset}: needs questions, and picture sizes of width, height and weight")
         d = self.dialogues
-        for spread in (self.words, d.turns, d.apart_s, d.system_words, *self.output_tokens.values()):
+        prompts = self.words if self.prompt_tokens is None else self.prompt_tokens
+        for spread in (prompts, d.turns, d.apart_s, d.system_words, *self.output_tokens.values()):
             Spread.parse(spread)
         if min(d.apart, d.systems, d.picture_pool) < 0:
             raise ConfigError(f"{self.dataset}: apart, systems and picture_pool are numbers of 0 or more")
@@ -87,11 +90,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             chats = synthetic_chats(
                 n,
                 seed=seed,
-                texts=Texts(self.questions, Spread.parse(self.words), self.instruction, rng),
+                texts=self._texts(rng, seed),
                 sizes=self.picture_sizes,
                 n_pictures=self.n_pictures,
                 max_side_px=self.max_side_px,
-                output_tokens=self._lengths(like),
+                output_tokens=self.lengths(like),
                 rng=rng,
                 pool=self.dialogues.picture_pool,
             )
@@ -105,7 +108,21 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return _first(texts_, n, self)
         return _first(rng.sample(texts_, len(texts_)), n, self)
 
-    def _lengths(self, like: str | None) -> Spread:
+    @property
+    def text_tokens(self) -> Spread | None:
+        """The distribution of the prompts' lengths, if all that is drawn of them is a text of so many tokens."""
+        alone = self.n_pictures == 0 and not self.instruction and self.dialogues == Dialogues()
+        if self.source != "synthetic" or self.prompt_tokens is None or not alone:
+            return None
+        return Spread.parse(self.prompt_tokens)
+
+    def _texts(self, rng: random.Random, seed: int) -> Texts:
+        if self.prompt_tokens is None:
+            return Texts(self.questions, Spread.parse(self.words), self.instruction, rng)
+        n_words = Spread.parse(self.prompt_tokens).scaled(1.0 / TOKENS_PER_WORD)
+        return Texts(("{words}",), n_words, self.instruction, rng, Passage(seed))
+
+    def lengths(self, like: str | None) -> Spread:
         """The answer lengths of a model: those of the longest name in `output_tokens` with which the model's name
         begins."""
         return Spread.parse(self.output_tokens[max(self.named_like(like or ""), key=len, default=DEFAULT)])
@@ -120,7 +137,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         questions = list(READERS[self.source](path, pictures))
         if self.distinct:
             questions = list({q.picture: q for q in rng.sample(questions, len(questions))}.values())
-        lengths = self._lengths(like)
+        lengths = self.lengths(like)
         return [self._chat(q, max(1, round(lengths.draw(rng)))) for q in questions]
 
     def _chat(self, question: Question, n_tokens: int) -> ChatRequest:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from hydrainfer.workload.sources.chat import ChatRequest
 from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
@@ -24,16 +25,28 @@ street sugar sun table tail tent ticket tiger tool tower town toy train tree tru
 watch water wheel window wing winter wood wool word yard
 """.split()  # noqa: SIM905
 
+_OWN_WORDS = 64  # of a long text: a prefix cache finds nothing of other texts
+_MORE_WORDS = 1 << 14
+
 
 class Texts:
-    """Questions from templates: `{word}` is one word, `{words}` as many as `n_words` draws. No question occurs
-    twice."""
+    """Questions from templates: `{word}` is one word, `{words}` as many as `n_words` draws. No question occurs twice.
+    `passage`: the words of a question after its first ones are the beginning of one passage, so that even very long
+    questions take no time to draw."""
 
-    def __init__(self, templates: Sequence[str], n_words: Spread, instruction: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        templates: Sequence[str],
+        n_words: Spread,
+        instruction: str,
+        rng: random.Random,
+        passage: Passage | None = None,
+    ) -> None:
         self._templates = templates
         self._n_words = n_words
         self._instruction = instruction
         self._rng = rng
+        self._passage = passage
         self._seen: set[str] = set()
 
     def next(self) -> str:
@@ -50,9 +63,32 @@ class Texts:
             n = 1
             if match[1]:
                 n = max(1, round(self._n_words.draw(self._rng)))
-            return " ".join(self._rng.choice(WORDS) for _ in range(n))
+            own = n
+            if self._passage is not None:
+                own = min(n, _OWN_WORDS)
+            words = [self._rng.choice(WORDS) for _ in range(own)]
+            if self._passage is not None and n > own:
+                words.append(self._passage.beginning(n - own))
+            return " ".join(words)
 
         return re.sub(r"\{word(s?)\}", word, template)
+
+
+class Passage:
+    """A text of random words, as long as it is asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._text = ""
+        self._ends: list[int] = []  # of each word
+
+    def beginning(self, n_words: int) -> str:
+        while len(self._ends) < n_words:
+            words = self._rng.choices(WORDS, k=_MORE_WORDS)
+            ends = accumulate((len(word) + 1 for word in words), initial=len(self._text))
+            self._ends += [end - 1 for end in ends][1:]
+            self._text += " ".join([*words, ""])
+        return self._text[: self._ends[n_words - 1]]
 
 
 SizeWeight = tuple[int, int, float]

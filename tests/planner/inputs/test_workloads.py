@@ -140,3 +140,15 @@ def _turned():
     exif = Image.Exif()
     exif[0x0112] = 6
     return exif
+
+
+def test_a_drawn_length_is_that_of_the_trace_in_words_and_tokens():
+    """An English word counts 4/3 tokens, in the drawing and where a model has no tokenizer."""
+    blind = BLIND._replace(n_context=1 << 20)
+    workload = read_workload("long")
+    trace = trace_of(workload, blind, 300, seed=5)
+    drawn = [len(chat.text.split()) * 4 / 3 for chat in workload.chats(300, 5)]
+    assert [t.n_prompt for t in trace] == pytest.approx(drawn, abs=1)
+    assert {t.n_output for t in trace} == {1024} and not any(t.parts for t in trace)
+    with pytest.raises(ConfigError, match=r"tokens with its answer, but blind takes 4096"):
+        trace_of(workload, BLIND, 300, seed=5)

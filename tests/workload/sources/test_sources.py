@@ -4,6 +4,7 @@ import json
 from itertools import combinations
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hydrainfer.core import ConfigError
@@ -157,6 +158,40 @@ def test_synthetic_workloads(name):
     mean = sum(spread.quantile((i + 0.5) / 999) for i in range(999)) / 999
     assert sum(c.max_tokens for c in chats) / 200 == pytest.approx(mean, rel=0.2)
     assert workload.notes and all("{" not in c.text for c in chats)
+
+
+def test_long_prompts_have_the_lengths_of_the_paper_and_share_no_beginning():
+    """Truncated, not clipped: the mean of the paper is 27K, and no length is piled up at the bounds."""
+    workload = read_workload("long")
+    chats = workload.chats(2000, seed=3)
+    lengths = [len(c.text.split()) * 4 / 3 for c in chats]
+    assert sum(lengths) / 2000 == pytest.approx(27_486, rel=0.05)
+    assert sum(n < 19_400 for n in lengths) / 2000 == pytest.approx(0.504, abs=0.03)
+    assert min(lengths) > 127 and max(lengths) < 131_073 and len({round(n) for n in lengths}) > 1900
+    assert len({c.text[:60] for c in chats}) == 2000 and {c.max_tokens for c in chats} == {1024}
+    assert chats[:50] == workload.chats(2000, seed=3)[:50] != workload.chats(2000, seed=4)[:50]
+    assert not chats[0].pictures and workload.text_tokens == Spread.parse(workload.prompt_tokens)
+
+
+@pytest.mark.parametrize("text", ["truncated:20:0.5[10..40]", "lognormal:20:0.5", "uniform:10:30", "exponential:20"])
+def test_a_distribution_s_quantiles_are_those_of_its_shares_also_if_scaled(text):
+    spread = Spread.parse(text)
+    for p in (0.01, 0.3, 0.5, 0.99):
+        x = spread.quantile(p)
+        assert spread.below(x) == pytest.approx(p)
+        assert spread.scaled(0.25).quantile(p) == pytest.approx(x / 4)
+    assert Spread.parse(str(spread)) == spread
+
+
+def test_a_truncated_distribution_needs_something_within_its_bounds():
+    for text in ("truncated:0:1[1..2]", "truncated:20:0[1..2]", "truncated:20:0.001[1..2]"):
+        with pytest.raises(ConfigError, match="within the bounds"):
+            Spread.parse(text)
+
+
+@pytest.mark.parametrize("changes", [{"n_pictures": 1}, {"instruction": "Be brief."}, {"prompt_tokens": None}])
+def test_prompts_that_are_more_than_a_text_of_some_length_have_no_distribution(changes):
+    assert msgspec.structs.replace(read_workload("long"), **changes).text_tokens is None
 
 
 def test_pictures_can_be_smaller():

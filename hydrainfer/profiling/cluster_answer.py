@@ -1,0 +1,130 @@
+"""The answer to a question over clusters: the plan, beside other ways, and what it leaves out."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator, Sequence
+
+from hydrainfer.planner.clusters import (
+    ClusterFacts,
+    ClusterPlan,
+    Clusters,
+    Deployment,
+    LinkFacts,
+    choose,
+    curves_of,
+    deployments_of,
+    worth_of,
+)
+from hydrainfer.planner.search import OnProgress
+from hydrainfer.profiling.cluster_question import OBJECTIVES, ClusterSetup
+from hydrainfer.version import __version__
+
+
+def answer_clusters(asked: ClusterSetup, *, on_progress: OnProgress, command: str) -> ClusterPlan:
+    """The plan. Raises `ConfigError`."""
+    begin_s = time.perf_counter()
+    q, clusters, ttft = asked.question, asked.clusters, asked.ttft
+    priced = asked.file.has_prices
+    on_progress("choose far clusters", 0, 3)
+    choice = choose(clusters, OBJECTIVES[q.objective], ttft, priced=priced)
+    on_progress("break even", 1, 3)
+    worth = worth_of(clusters, ttft) if priced and choice.met else ()
+    on_progress("curves", 2, 3)
+    deployments = deployments_of(clusters, choice, ttft, priced=priced)
+    curves = curves_of(choice, ttft, worth)
+    return ClusterPlan(
+        model=asked.name,
+        workload=asked.prompts.summary,
+        slo=asked.slo,
+        target=q.target,
+        objective=q.objective,
+        clusters=tuple(_facts(asked)),
+        links=tuple(
+            LinkFacts(
+                source=link.source,
+                target=link.to,
+                gbps=link.gbps,
+                latency_ms=link.latency_ms,
+                price_per_gb=link.price_per_gb,
+                max_share=link.max_share,
+            )
+            for link in asked.file.links
+        ),
+        deployments=deployments,
+        met=choice.met,
+        pays=choice.pays,
+        worth=worth,
+        curves=curves,
+        unknown=tuple(_unknown(asked, deployments)),
+        took_s=time.perf_counter() - begin_s,
+        command=command,
+        version=__version__,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _facts(asked: ClusterSetup) -> Iterator[ClusterFacts]:
+    for name, entry in asked.file.clusters.items():
+        _, batch, table = asked.instances[name]
+        yield ClusterFacts(
+            name=name,
+            hardware=entry.hardware,
+            instances=entry.instances,
+            devices=entry.tensor_parallel,
+            price=entry.price,
+            measured=table is not None,
+            source=table.source if table is not None else "assumed, from a roofline of the described device",
+            batch=batch.sequences if batch is not None else None,
+            step_s=batch.step_s if batch is not None else None,
+        )
+
+
+def _longest_wait_s(clusters: Clusters) -> float:
+    """Seconds that the KV of the longest prompt takes over an idle link, the slowest of all."""
+    longest = clusters.lengths.longest
+    pairs = zip(clusters.far, clusters.links, strict=True)
+    return max((float(far.times.kv_bytes(longest)) / link.bytes_per_s for far, link in pairs), default=0.0)
+
+
+def _unknown(asked: ClusterSetup, deployments: Sequence[Deployment]) -> Iterator[str]:
+    """What the figures leave out."""
+    assumed = [name for name, instance in asked.instances.items() if instance.table is None]
+    if assumed:
+        yield (
+            f"The times of {', '.join(assumed)} are ASSUMED, from a roofline of the described device. Beside a "
+            "measurement, such times were 1.3 (128K tokens) to 19 times (1K) too short: measure tables before you buy."
+        )
+    for name, instance in asked.instances.items():
+        if instance.table is not None and instance.table.assumed:
+            yield f"Of {name}, {instance.table.assumed}."
+    if guessed := max(deployment.guessed for deployment in deployments):
+        share = f"{guessed * 100:.3g} %"
+        yield f"Up to {share} of the requests are shorter than all that was measured; their times are guessed."
+    if not asked.file.has_prices:
+        yield "Prices are not in the file, so that it is not known whether a far cluster pays."
+    unpriced = [link.source for link in asked.file.links if link.price_per_gb is None]
+    if unpriced and asked.file.has_prices:
+        names = ", ".join(unpriced)
+        yield f"The link from {names} has no price_per_gb: costs are without what it sends, as if that were free."
+    yield (
+        "Queues: a rate is what the stages carry when never idle, and a TTFT is that of a request that waits for "
+        "nobody. Plan with a margin."
+    )
+    yield from asked.prompts.notes
+    yield (
+        "Batches: P prefill one prompt at a time, and D decode contexts of usual length. Far caches are taken to have "
+        "room for what waits for a link."
+    )
+    if asked.clusters.far:
+        yield (
+            f"Second tokens wait until the KV has crossed: {_longest_wait_s(asked.clusters):.2g} s for the longest "
+            "prompt on an idle link."
+        )
+    if len(asked.clusters.far) > 1:
+        yield (
+            "Several far clusters share long prompts whatever their lengths; more may be carried if the longest go to "
+            "the fastest."
+        )
+    yield "HydraInfer does not serve two clusters yet: there is no layout.yaml."
