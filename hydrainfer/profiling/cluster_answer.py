@@ -6,20 +6,32 @@ import datetime
 import time
 from collections.abc import Iterator, Sequence
 
+import msgspec
+import numpy as np
+
 from hydrainfer.planner.clusters import (
+    ALONE,
+    CHOSEN,
+    Choice,
     ClusterFacts,
     ClusterPlan,
     Clusters,
     Deployment,
     LinkFacts,
+    Queued,
+    Setup,
     choose,
     curves_of,
     deployments_of,
+    simulate,
+    trace_at,
     worth_of,
 )
 from hydrainfer.planner.search import OnProgress
 from hydrainfer.profiling.cluster_question import OBJECTIVES, ClusterSetup
 from hydrainfer.version import __version__
+
+_LOAD, _SIMULATED = 0.8, 400  # of a deployment's rate, and requests
 
 
 def answer_clusters(asked: ClusterSetup, *, on_progress: OnProgress, command: str) -> ClusterPlan:
@@ -27,12 +39,14 @@ def answer_clusters(asked: ClusterSetup, *, on_progress: OnProgress, command: st
     begin_s = time.perf_counter()
     q, clusters, ttft = asked.question, asked.clusters, asked.ttft
     priced = asked.file.has_prices
-    on_progress("choose far clusters", 0, 3)
+    on_progress("choose far clusters", 0, 4)
     choice = choose(clusters, OBJECTIVES[q.objective], ttft, priced=priced)
-    on_progress("break even", 1, 3)
+    on_progress("break even", 1, 4)
     worth = worth_of(clusters, ttft) if priced and choice.met else ()
-    on_progress("curves", 2, 3)
+    on_progress("curves", 2, 4)
     deployments = deployments_of(clusters, choice, ttft, priced=priced)
+    on_progress("simulate queues", 3, 4)
+    deployments = tuple(_with_queues(asked, deployment, choice) for deployment in deployments)
     curves = curves_of(choice, ttft, worth)
     return ClusterPlan(
         model=asked.name,
@@ -63,6 +77,27 @@ def answer_clusters(asked: ClusterSetup, *, on_progress: OnProgress, command: st
         version=__version__,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def _with_queues(asked: ClusterSetup, deployment: Deployment, choice: Choice) -> Deployment:
+    """The chosen deployment, and home alone, with what simulated requests saw there."""
+    candidate = {CHOSEN: choice.chosen, ALONE: choice.alone}.get(deployment.name)
+    home = asked.instances[asked.clusters.home.name]
+    if candidate is None or not deployment.rate or home.batch is None:
+        return deployment
+    setup = Setup(batch=home.batch.sequences, n_output=max(2, round(asked.prompts.n_output)))
+    rate = _LOAD * deployment.rate
+    trace = trace_at(asked.clusters.lengths, setup.n_output, rate, _SIMULATED, asked.question.seed)
+    run = simulate(candidate.clusters, candidate.answer.arrangement, setup, trace)
+    queued = Queued(
+        load=_LOAD,
+        rate=rate,
+        requests=_SIMULATED,
+        ttft_mean=float(np.mean(run.ttft_s)),
+        ttft_p90=float(np.quantile(run.ttft_s, 0.9)),
+        second_p90=float(np.quantile(run.second_s, 0.9)),
+    )
+    return msgspec.structs.replace(deployment, queued=queued)
 
 
 def _facts(asked: ClusterSetup) -> Iterator[ClusterFacts]:
@@ -109,8 +144,8 @@ def _unknown(asked: ClusterSetup, deployments: Sequence[Deployment]) -> Iterator
         names = ", ".join(unpriced)
         yield f"The link from {names} has no price_per_gb: costs are without what it sends, as if that were free."
     yield (
-        "Queues: a rate is what the stages carry when never idle, and a TTFT is that of a request that waits for "
-        "nobody. Plan with a margin."
+        "Queues: a rate is what the stages carry when never idle. How long requests wait was simulated for one rate "
+        "only, with arrivals at random. Plan with a margin."
     )
     yield from asked.prompts.notes
     yield (

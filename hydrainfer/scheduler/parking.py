@@ -64,10 +64,7 @@ class Parking:
             return None
         self.landing[seq.id] = seq
         for spec in self._specs_of(seq):
-            moved = spec.moved(seq.request, seq.n_computed)
-            n_absent = len(moved) - len(handoff.blocks[spec.name])
-            if n_absent:
-                seq.hold.absent[spec.name] = moved[:n_absent]
+            self._room.arriving(seq, spec, seq.n_computed, len(handoff.blocks[spec.name]))
         return self._into(seq, handoff.blocks)
 
     def landed(self, seq: LiveSequence) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Fetch, Hit, HostTier, Lease, Pulls
+from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Fetch, Found, Hit, HostTier, Lease, Pulls
 from hydrainfer.core import LiveSequence, Request, Stage
 from hydrainfer.scheduler.finding import Finder, Visit
 from hydrainfer.scheduler.saving import Saving
@@ -291,18 +291,24 @@ class SequenceRoom:
                 continue
             targets, first = seq.hold.blocks[spec.name], seq.hold.first_block[spec.name]
             found = hit.blocks.get(spec.name, ())
-            moved = spec.moved(seq.request, n_computed)
-            absent = moved[: len(moved) - len(source)]
-            if any(i >= len(found) or found[i] is None for i in absent):
-                seq.hold.absent[spec.name] = absent
+            numbers = self.arriving(seq, spec, n_computed, len(source), found)
             pairs = {
                 targets[i - first]: block
-                for i, block in zip(moved[len(absent) :], source, strict=True)
+                for i, block in zip(numbers, source, strict=True)
                 if i >= first and (i >= len(found) or found[i] is None) and (spec.name, i) not in fetched
             }
             if pairs:
                 pulls.blocks[spec.name] = (list(pairs.values()), list(pairs))
         return pulls
+
+    def arriving(self, seq: LiveSequence, spec: CacheSpec, n_computed: int, n_sent: int, found: Found = ()) -> range:
+        """The numbers of the last `n_sent` blocks that a sequence needs of `n_computed` tokens. The others are left
+        behind, and absent unless they are `found` here."""
+        moved = spec.moved(seq.request, n_computed)
+        absent = moved[: len(moved) - n_sent]
+        if any(i >= len(found) or found[i] is None for i in absent):
+            seq.hold.absent[spec.name] = absent
+        return moved[len(absent) :]
 
     def tokens_of(self, pulls: Pulls) -> int:
         """The number of tokens whose KV is copied."""

@@ -86,9 +86,13 @@ def test_the_paper_s_clusters_have_the_paper_s_answer(plan):
     assert best.cost == pytest.approx(best.device_cost + best.request_gb * 1000 * 0.004)
 
 
-def test_json_holds_the_plan_and_no_ttft_with_queues(plan):
+def test_json_holds_the_plan_with_queues_for_what_is_chosen_and_home_alone(plan):
     encoded = msgspec.json.encode(plan)
-    assert msgspec.json.decode(encoded, type=ClusterPlan) == plan and b"ttft_queued" not in encoded
+    assert msgspec.json.decode(encoded, type=ClusterPlan) == plan
+    assert [row.name for row in plan.deployments if row.queued] == ["far prefill", "home alone"]
+    for row in plan.deployments[:2]:
+        assert row.queued.rate == pytest.approx(0.8 * row.rate)
+        assert row.ttft_p90 < row.queued.ttft_p90 < row.queued.second_p90 < 6 * row.ttft_p90
     promised = {"deployments", "met", "pays", "worth", "curves", "unknown", "clusters", "links"}
     assert promised <= json.loads(encoded).keys()
 

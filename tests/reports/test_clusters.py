@@ -5,6 +5,7 @@ import re
 import msgspec
 import pytest
 
+from hydrainfer.planner.clusters import Queued
 from hydrainfer.profiling.cluster_answer import answer_clusters
 from hydrainfer.profiling.cluster_question import prepare_clusters
 from hydrainfer.profiling.options import Profile
@@ -55,13 +56,18 @@ def test_links_first_tokens_costs_and_the_price_that_ends_it_are_told(plan):
         "fitted to three cells of Table 6",
     ):
         assert part in lines
-    assert "with queues, simulated" not in lines
 
 
-def test_a_simulated_ttft_is_told_if_there_is_one(plan):
-    queued = msgspec.structs.replace(plan.chosen, ttft_queued_p90=5.5)
-    lines = cluster_conclusions(changed(plan, deployments=(queued, *plan.deployments[1:])))
-    assert "TTFT with queues, simulated: p90 5.5 s." in lines
+def test_ttft_with_queues_is_told_of_what_was_simulated(plan):
+    queued = Queued(load=0.8, rate=2.5, requests=400, ttft_mean=4.26, ttft_p90=8.51, second_p90=8.81)
+    rows = [msgspec.structs.replace(row, queued=msgspec.UNSET) for row in plan.deployments]
+    assert "With queues" not in "\n".join(cluster_conclusions(changed(plan, deployments=tuple(rows))))
+    rows[0] = msgspec.structs.replace(plan.chosen, queued=queued)
+    lines = cluster_conclusions(changed(plan, deployments=tuple(rows)))
+    assert (
+        "With queues, far prefill at 2.5 requests/s (80.0 % of its rate, 400 simulated): TTFT 4.26 s on average, p90 "
+        "8.51 s; second token p90 8.81 s."
+    ) in lines
 
 
 def test_that_nothing_pays_is_the_first_sentence(plan):

@@ -1,8 +1,8 @@
 """How many requests per second clusters serve if long prompts are prefilled in far ones, and what each costs.
 
 The throughput model of Prefill-as-a-Service: a fluid model of measured prefill times, lengths, devices and links, the
-best threshold and split by it, and the files that describe clusters. Called by `profiling` and the benchmarks. Never
-simulates.
+best threshold and split by it, the same on the virtual clock with queues, and the files that describe clusters. Called
+by `profiling` and the benchmarks.
 """
 
 from hydrainfer.planner.clusters.compare import (
@@ -42,11 +42,13 @@ from hydrainfer.planner.clusters.plan import (
     LinkFacts,
     LinkPoint,
     PricePoint,
+    Queued,
     SplitPoint,
     ThresholdPoint,
     Worth,
 )
 from hydrainfer.planner.clusters.roofline import Roofline
+from hydrainfer.planner.clusters.simulated import Run, Setup, simulate, trace_at
 from hydrainfer.planner.clusters.solve import Answer, BreakEven, Objective, TtftLimit, break_even, solve
 from hydrainfer.planner.clusters.system import Cluster, ClusterLink, Clusters
 from hydrainfer.planner.clusters.tables import ClusterTable, DecodeBatch, read_table
@@ -82,8 +84,11 @@ __all__ = [
     "Objective",
     "PrefillSeconds",
     "PricePoint",
+    "Queued",
     "Roofline",
+    "Run",
     "Service",
+    "Setup",
     "SplitPoint",
     "Stage",
     "ThresholdPoint",
@@ -104,7 +109,9 @@ __all__ = [
     "prefill_seconds",
     "read_clusters",
     "read_table",
+    "simulate",
     "solve",
     "throughput",
+    "trace_at",
     "worth_of",
 ]

@@ -39,13 +39,26 @@ class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_share: float
 
 
+class Queued(msgspec.Struct, frozen=True, kw_only=True):
+    """What `requests` simulated requests saw that came at random at `rate` per second, the share `load` of what the
+    deployment carries. In seconds from their arrival: the first token, and the p90 of the second one, which waits
+    for the KV to cross a link."""
+
+    load: float
+    rate: float
+    requests: int
+    ttft_mean: float
+    ttft_p90: float
+    second_p90: float
+
+
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """One way to serve the prompts. Prompts of more than `threshold` tokens go to the clusters `far`; None if none go
     there. `rate`: requests per second, of which `limit` allows no more; `far_share` of them go far. `egress_gbps`: over
     all links, `link_share` of the busiest; `request_gb`: 10⁹ bytes of the average request. `device_cost`, `link_cost`:
     of a thousand requests at that rate; None if prices are not known. `ttft_mean`, `ttft_p90`: seconds without queues,
     `ttft_met`: the share of the requests within the SLO's limit. `guessed`: the share of the requests that are shorter
-    than all that was measured. `ttft_queued_p90`: with queues, from a simulation; absent if none was run."""
+    than all that was measured. `queued`: with queues, for the deployments that were simulated."""
 
     name: str
     far: tuple[str, ...]
@@ -65,7 +78,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     ttft_met: float
     guessed: float
     uses: tuple[FarUse, ...] = ()
-    ttft_queued_p90: float | msgspec.UnsetType = msgspec.UNSET
+    queued: Queued | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def cost(self) -> float | None:

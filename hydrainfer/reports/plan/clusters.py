@@ -148,8 +148,9 @@ def _details(plan: ClusterPlan) -> Iterator[str]:
     if plan.slo.ttft_s is not None:
         met = f"; {percent(best.ttft_met)} of the requests are within {plan.slo.ttft_s:g} s"
     yield f"TTFT without queues: {best.ttft_mean:.3g} s on average, p90 {best.ttft_p90:.3g} s{met}."
-    if best.ttft_queued_p90:
-        yield f"TTFT with queues, simulated: p90 {best.ttft_queued_p90:.3g} s."
+    for row in (best, alone):
+        if row.queued and (row is best or row.name != best.name):
+            yield _queued(row)
     if best.cost is not None and best.far:
         yield (
             f"With the link, {_costs(best)} ({best.device_cost:.4g} devices, {best.link_cost:.4g} link); on home "
@@ -157,6 +158,16 @@ def _details(plan: ClusterPlan) -> Iterator[str]:
         )
     for worth in plan.worth:
         yield _worth(plan, worth)
+
+
+def _queued(row: Deployment) -> str:
+    seen = row.queued
+    assert seen
+    return (
+        f"With queues, {row.name} at {seen.rate:.3g} requests/s ({percent(seen.load)} of its rate, {seen.requests} "
+        f"simulated): TTFT {seen.ttft_mean:.3g} s on average, p90 {seen.ttft_p90:.3g} s; second token p90 "
+        f"{seen.second_p90:.3g} s."
+    )
 
 
 def _worth(plan: ClusterPlan, worth: Worth) -> str:

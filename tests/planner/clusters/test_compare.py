@@ -146,7 +146,7 @@ def test_a_deployment_is_told_in_units_of_people():
     assert row.cost == pytest.approx(candidate.throughput.price * 1e3)
     assert row.egress_gbps == pytest.approx(row.request_gb * 8 * row.rate)
     assert row.link_share == pytest.approx(row.egress_gbps / 100)
-    assert b"ttft_queued" not in msgspec.json.encode(row)
+    assert b"queued" not in msgspec.json.encode(row)
     alone = deployment_of("home alone", chosen(clusters).alone, None, priced=False)
     assert (alone.far, alone.threshold, alone.cost) == ((), None, None)
 

@@ -15,6 +15,7 @@ from hydrainfer.core import owner_of
 from hydrainfer.engine import Copies, Engine, Moves, tier_movers
 from hydrainfer.machine import host_identity
 from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
+from hydrainfer.planner.simulation.routes import Clusters, Timer
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
 from hydrainfer.scheduler import Drafting, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, between_tiers
@@ -33,7 +34,7 @@ class Wire:
 
     def send(self, name, data):
         assert name in self.known
-        self.cluster.post(name, data)
+        self.cluster.post(self.name, name, data)
 
     def receive(self):
         inbox, self.inbox = self.inbox, []
@@ -56,6 +57,9 @@ class TimedPuller:
         _done(self.inner.pull(sources, pulls))
         n_bytes = sum(len(ids) * self.cluster.block_bytes[spec] for spec, (_, ids) in pulls.blocks.items())
         source = next(iter(sources.values())).owner.partition(":")[0]
+        route = self.cluster.clusters.between(source, self.name)
+        if route is not None:
+            return route.begin(n_bytes, lambda: self.cluster.wake(self.name))
         return ModelledCopy(self.cluster.copies.begin(source, self.name, n_bytes, self.cluster.now))
 
 
@@ -78,9 +82,12 @@ def _done(copy):
 
 
 class Production:
-    def __init__(self, instances, link, spoken=range(10, 90)):
+    def __init__(self, instances, link, spoken=range(10, 90), routes=(), home=""):
         self.now, self.link, self.copies = 0.0, link, LinkEnds(link)
         self.events, self.n_events = [], 0
+        of = {i.name: i.cluster for i in instances}
+        self.clusters = Clusters(of, home, routes, None, link, Timer(lambda: self.now, self.at))
+        n_changes = self.n_events  # of the routes' rates
         self.batches, self.outputs = [], []
         self.block_bytes = {spec.name: spec.block_bytes for i in instances for spec in i.blocks}
         self.roles = {i.name: i.role for i in instances}
@@ -89,7 +96,7 @@ class Production:
         self.nodes, self.wires, self.caches, self.wakes, self.pullers = {}, {}, {}, {}, []
         local = LocalExports()
         for i in instances:
-            plan = NodePlan(i.name, str(i.role), len(self.roles), "hub", "", "", host_identity())
+            plan = NodePlan(i.name, str(i.role), len(self.roles), "hub", "", "", host_identity(), cluster=i.cluster)
             wire = self.wires[i.name] = Wire(self, i.name)
             node = self.nodes[i.name] = Node(plan, 1, wire, lambda: self.now)
             stores = {spec.name: BlockStore(spec, n, "cpu") for spec, n in i.blocks.items()}
@@ -109,9 +116,14 @@ class Production:
             self.pullers.append(puller)
             self.wakes[i.name] = 0.0
             node.start(engine, {})
-        for _, _, call in self.events:  # every Hello arrives before the first request
-            call()
-        self.events.clear()
+        changes = []
+        while self.events:  # every Hello arrives before the first request
+            event = heapq.heappop(self.events)
+            if event[1] <= n_changes:
+                changes.append(event)
+            else:
+                event[2]()
+        self.events = changes
         self.pump()
 
     def between(self, scheduler, tiers, wire):
@@ -138,8 +150,12 @@ class Production:
     def hear_event(self, event):
         self.lifecycle.append(event)
 
-    def post(self, target, data):
-        self.at(self.now + self.link.message_s, lambda: self.deliver(target, data))
+    def post(self, source, target, data):
+        names = ("" if name == "hub" else name for name in (source, target))
+        self.at(self.now + self.clusters.message_s(*names), lambda: self.deliver(target, data))
+
+    def wake(self, name):
+        self.wakes[name] = self.now
 
     def deliver(self, target, data):
         if target != "hub":
@@ -154,7 +170,7 @@ class Production:
         for name, link in self.side.links.items():
             message = link.message(self.now)
             if message is not None:
-                self.post(name, encode(message))
+                self.post("hub", name, encode(message))
 
     def at(self, time_s, call):
         self.n_events += 1

@@ -1,14 +1,16 @@
 """The simulator against what production runs, on one clock: the same batches at the same times, the same migrations,
 the same tokens."""
 
+import msgspec
 import pytest
 
-from hydrainfer.core import Guessing
-from hydrainfer.planner.nouns import Link
+from hydrainfer.core import Guessing, Stage
+from hydrainfer.planner.nouns import Link, Route
 from hydrainfer.planner.simulation.leap import TOKEN
 from hydrainfer.planner.simulation.simulator import Simulator
 from hydrainfer.planner.simulation.trace import as_requests
 from hydrainfer.scheduler import Policy
+from tests.cache.other_kinds import STATE
 from tests.planner.simulation.production import Production, described
 from tests.planner.simulation.test_leaps import KV, TRACES, deployment
 
@@ -63,13 +65,40 @@ def said_by(answer, n):
 def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, more, workload):
     requests = as_requests(TRACES[workload](7, n=50, rate=15.0), KV.block_tokens)
     instances = list(deployment(layout, kv_blocks=kv_blocks, policy=Policy(order=order), **more))
-    real = Production(instances, LINK, range(10, 90) if workload == "alone" else range(TOKEN, TOKEN + 1))
+    check_equal(instances, requests, range(10, 90) if workload == "alone" else range(TOKEN, TOKEN + 1))
+
+
+ROUTES = (
+    Route(source="far", target="home", rates=((0.0, 2e6), (0.8, 1e5), (2.0, 2e6)), latency_s=0.004),
+    Route(source="home", target="far", rates=((0.0, 1e6),), latency_s=0.004),
+)
+
+
+@pytest.mark.parametrize("more", [{}, {"kinds": {STATE: 60}, "landing": 200}], ids=["", "states-landing"])
+@pytest.mark.parametrize("layout", ["1E2P1D", "2EP2D", "1EP+1E1PD"])
+@pytest.mark.parametrize("workload", TRACES)
+def test_two_clusters_are_the_same_too(layout, more, workload):
+    """The first that prefills is in a cluster of its own, and gets the long prompts."""
+    requests = as_requests(TRACES[workload](7, n=50, rate=15.0), KV.block_tokens)
+    requests = [msgspec.structs.replace(r, prefill_cluster="far" if r.n_prompt > 30 else "home") for r in requests]
+    instances = list(deployment(layout, kv_blocks=200, **more))
+    abroad = next(i for i in instances if i.role.runs(Stage.PREFILL))
+    instances = [msgspec.structs.replace(i, cluster="far" if i is abroad else "home") for i in instances]
+    spoken = range(10, 90) if workload == "alone" else range(TOKEN, TOKEN + 1)
+    _, batches = check_equal(instances, requests, spoken, routes=ROUTES, home="home")
+    assert {batch[1] == abroad.name for batch in batches} == {True, False}
+
+
+def check_equal(instances, requests, spoken, **clusters):
+    real = Production(instances, LINK, spoken, **clusters)
     try:
         real.run(requests)
     finally:
         real.close()
     answers = {r.id: real.tokens[r.id] for r in requests}
-    simulator = Simulator(instances, LINK, leaps=False, answer=lambda r, n: said_by(answers[r.id], n - r.n_prompt))
+    simulator = Simulator(
+        instances, LINK, leaps=False, answer=lambda r, n: said_by(answers[r.id], n - r.n_prompt), **clusters
+    )
     batches = logged(simulator)
     served = simulator.run(requests)
     assert len(batches) == len(real.batches) > 100
@@ -78,6 +107,7 @@ def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, mo
         assert ours[0] == pytest.approx(theirs[0], abs=1e-9)
     for r in served:
         assert r.tokens == answers[r.request.id]
+    return real, batches
     for name, node in simulator.nodes.items():
         mine, other = node.engine.stats(0.0), real.nodes[name].engine.stats(0.0)
         assert (mine.blocks_pulled, mine.n_landed) == (other.blocks_pulled, other.n_landed)
