@@ -29,8 +29,11 @@ serve: $(STAMP)
 # many processes at once: whoever waits shall leave the core
 test test-full test-real test-clients: export OMP_WAIT_POLICY ?= PASSIVE
 
+# Each worker runs whole files: most tests leave a core idle, and no file's fixtures are made twice. ARGS="-n 0": one process
+WORKERS ?= 2
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
