@@ -29,7 +29,7 @@ serve: $(STAMP)
 # many processes at once: whoever waits shall leave the core
 test test-full test-real test-clients: export OMP_WAIT_POLICY ?= PASSIVE
 
-# Each worker runs whole files: most tests leave a core idle, and no file's fixtures are made twice. ARGS="-n 0": one process
+# Processes that each run whole files: one alone leaves a core idle half of the time. ARGS="-n 0": without them
 WORKERS ?= 2
 
 test: $(STAMP)
