@@ -29,8 +29,11 @@ serve: $(STAMP)
 # many processes at once: whoever waits shall leave the core
 test test-full test-real test-clients: export OMP_WAIT_POLICY ?= PASSIVE
 
+# Processes that each run whole files: one alone leaves a core idle half of the time. ARGS="-n 0": without them
+WORKERS ?= 2
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)

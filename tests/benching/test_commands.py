@@ -47,6 +47,7 @@ def url(tmp_path_factory):
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
         yield server.url
+        server.stop(limit_s=0.1)  # a shell that starts the tests in its background has SIGINT ignored
 
 
 def test_bench_compare_and_trace(url, tmp_path):

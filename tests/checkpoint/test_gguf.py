@@ -18,6 +18,7 @@ from hydrainfer.checkpoint.gguf.config import text_json
 from hydrainfer.core import CheckpointError, Role
 from hydrainfer.models import load_model
 from hydrainfer.processor import load_description
+from tests.caches import take_own_cache
 from tests.checkpoints import make_llava
 from tests.checkpoints_text import make_text
 from tests.gguf_files import AS_PUBLISHED, spell_as_published, write_text, write_vision
@@ -35,7 +36,7 @@ TEXTS = (
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        take_own_cache(patch, tmp_path_factory.mktemp("cache"))
         yield
 
 

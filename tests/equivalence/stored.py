@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import threading
 import time
@@ -42,16 +41,6 @@ def start(path, folder=None, layout="1EPD", *, patient=True, **options):
     for engine in engines(llm) if patient else ():
         engine.scheduler.asking.patience_s = engine.scheduler.fetching.least_s = 30.0
     return llm
-
-
-@pytest.fixture(scope="module", autouse=True)
-def old_objects_stay():
-    """What is there by now is not looked through each time that an `LLM` is closed, which takes longer than a test's
-    requests."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def few(path, n_requests):

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from hydrainfer import LLM, SamplingParams
+from tests.caches import take_own_cache
 from tests.checkpoints import make_llava
 from tests.checkpoints_text import make_text
 from tests.equivalence.criterion import Tally
@@ -46,7 +47,7 @@ FILES = {
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        take_own_cache(patch, tmp_path_factory.mktemp("cache"))
         yield
 
 

@@ -21,10 +21,9 @@ from hydrainfer.runtime import LanguageRunner
 from hydrainfer.storage import LayerLoader
 from tests.checkpoints import make_llava
 from tests.checkpoints_text import make_text
-from tests.equivalence.stored import ask, converse, engines, few, old_objects_stay, start
+from tests.equivalence.stored import ask, converse, engines, few, start
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
-__all__ = ["old_objects_stay"]
 EACH_S = 0.003
 MAKE = {
     **{kind: partial(make_text, kind=kind) for kind in ("llama", "gemma3", "qwen3_5", "lfm3")},

@@ -39,7 +39,6 @@ from tests.equivalence.stored import (
     faulty,
     few,
     follow,
-    old_objects_stay,
     openings,
     placeholders_of,
     settle,
@@ -48,7 +47,7 @@ from tests.equivalence.stored import (
 )
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
-__all__ = ["always_loaded", "faulty", "old_objects_stay"]
+__all__ = ["always_loaded", "faulty"]
 
 MAKE = {
     **{kind: partial(make_text, kind=kind) for kind in ("llama", "gemma3", "qwen3_5", "lfm2", "lfm3", "gpt_oss")},

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from hydrainfer import LLM, SamplingParams
+from tests.caches import take_own_cache
 from tests.equivalence.criterion import Tally
 from tests.parts import parts
 from tests.real.published import PUBLISHED, find
@@ -22,7 +23,7 @@ def published(request, tmp_path_factory):
     """(name, file)."""
     file = find(request.param)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        take_own_cache(patch, tmp_path_factory.mktemp("cache"))
         yield request.param, file
 
 

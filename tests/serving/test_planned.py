@@ -18,6 +18,7 @@ from hydrainfer.demo import ask
 from hydrainfer.planner.costs import read_cost_file
 from hydrainfer.profiling.auto import settle
 from hydrainfer.serving import serve_in_background
+from tests.caches import take_own_cache
 
 pytestmark = pytest.mark.multi
 FAST, MEASURED = "configs/costs/fast.yaml", "configs/cost_models/builtin-cpu.yaml"
@@ -27,7 +28,7 @@ EXPECTED = {"workload": "benchmarks/compare/short-answers.yaml", "slo": "ttft=0.
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    take_own_cache(monkeypatch, tmp_path / "cache")
     return tmp_path / "cache"
 
 

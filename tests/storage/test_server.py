@@ -112,7 +112,11 @@ def test_impossible_requests_are_refused_and_end_the_connection(pair, request_):
     assert works(source, target) is True
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\x7f", b"\x05\0\0\0hello", b"\0\0\0\0", b"\x40\0\0\0" + os.urandom(64)])
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xff\xff\x7f", b"\x05\0\0\0hello", b"\0\0\0\0", b"\x40\0\0\0" + os.urandom(64)],
+    ids=["too long", "no message", "empty", "random"],  # each process that runs tests knows them by the same names
+)
 def test_garbage_of_a_peer_ends_its_connection_only(pair, data):
     source, target, connect = pair
     connection = open_as(connect)
