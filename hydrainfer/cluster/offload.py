@@ -7,6 +7,7 @@ longer at home than for the link. No clock, no sockets: calls take the time, and
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -23,7 +24,7 @@ Rule = Literal["length", "seconds"]
 SHORT_LOOP_S = 1.0
 """The interval of `Offload.observe`."""
 LONG_LOOP_S = 180.0
-"""The interval over which `advise` is to be asked."""
+"""The interval of the advice of `Balance`."""
 _SCARCE, _ABUNDANT = 0.8, 0.6  # share of the link from which its bandwidth is scarce, and below which it is not
 _SCARCE_S = 1.0  # queued on the link
 _FULL, _FULL_S = 0.9, 2.0  # share, and seconds queued, from which the threshold rises, unless home has more to do
@@ -189,6 +190,48 @@ def offloaded(request: Request, roster: Roster, offload: Offload) -> tuple[Reque
         return msgspec.structs.replace(request, prefill_cluster=where.cluster), others
     encoders = set(_of_cluster(roster, offload.home, Stage.ENCODE))  # the embeddings cross the link
     return msgspec.structs.replace(request, prefill_cluster=where.cluster), others - encoders
+
+
+class Balance:
+    """Whether home should have more of P or of D, by what the stages served and how busy they were. `n_places`:
+    sequences that a D decodes at a time."""
+
+    def __init__(self, home: str, n_places: int) -> None:
+        self._home = home
+        self._n_places = n_places
+        self._busy = defaultdict[str, float](float)
+        self._n_seen = Counter[str]()
+        self._counts_before = (0, 0, 0)
+        self._began_s = 0.0
+
+    def observe(self, now: float, roster: Roster, n_far: int, n_home: int, n_done: int) -> Role | None:
+        """Note how busy the instances are, every `SHORT_LOOP_S`; the advice, every `LONG_LOOP_S`. The counts are of the
+        requests that far clusters and home were to prefill, and that ended, since the start."""
+        for name, role in roster.roles.items():
+            load = roster.load(name)
+            if role.runs(Stage.PREFILL):
+                stage = "home" if roster.peers[name].cluster == self._home else "far"
+                self._busy[stage] += min(1, load.n_tokens)
+                self._n_seen[stage] += 1
+            if role.runs(Stage.DECODE):
+                self._busy["decode"] += load.n_decoding / self._n_places
+                self._n_seen["decode"] += 1
+        seconds = now - self._began_s
+        if seconds < LONG_LOOP_S:
+            return None
+        counts = (n_far, n_home, n_done)
+        served = [(after - before) / seconds for after, before in zip(counts, self._counts_before, strict=True)]
+        per_s = [self._possible(stage, rate) for stage, rate in zip(("far", "home", "decode"), served, strict=True)]
+        self._counts_before, self._began_s = counts, now
+        self._busy.clear()
+        self._n_seen.clear()
+        return advise(*per_s)
+
+    def _possible(self, stage: str, per_s: float) -> float:
+        """The requests per second of a stage if it were always busy."""
+        if not per_s:
+            return 0.0
+        return per_s * self._n_seen[stage] / max(self._busy[stage], 1)
 
 
 def advise(far_per_s: float, home_per_s: float, decode_per_s: float) -> Role | None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydrainfer.cluster.messages import Peer
-from hydrainfer.cluster.offload import LinkState, Offload, OffloadSettings, Where, advise, offloaded
+from hydrainfer.cluster.offload import Balance, LinkState, Offload, OffloadSettings, Where, advise, offloaded
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import Cached, CachedKeys, ConfigError, Load, Role, chain_of, chain_root
 from tests.scheduler.fakes import KV, make_request
@@ -219,3 +219,20 @@ def test_a_busy_cluster_is_avoided_by_seconds():
 )
 def test_the_allocation_is_left_alone_within_a_fifth(far, home, decode, role):
     assert advise(far, home, decode) == (role and Role.parse(role))
+
+
+@pytest.mark.parametrize(
+    ("n_prefill", "decoding", "role"), [(4, 10, None), (9, 20, None), (9, 2, "P"), (0, 20, "D")], ids=str
+)
+def test_every_three_minutes_it_says_of_which_role_home_should_have_more(n_prefill, decoding, role):
+    """Of ten seconds, prefill is busy for one, and `n_prefill` more; decode has so many of 20 places taken."""
+    roster, balance = two_clusters(), Balance("home", 20)
+    for second in range(200):
+        busy = Load(n_tokens=5 * (second % 10 <= n_prefill))
+        for name in ("P0", "P1"):
+            roster.hear(name, busy)
+        roster.hear("D0", Load(n_decoding=decoding))
+        advice = balance.observe(float(second), roster, second, second, 2 * second)
+        assert advice is None or second == 180
+        if second == 180:
+            assert advice == (role and Role.parse(role))

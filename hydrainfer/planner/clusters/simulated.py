@@ -31,10 +31,10 @@ Floats = NDArray[np.float64]
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """What the throughput model leaves open. `batch`: sequences that a D decodes at a time; `n_output`: tokens of each
-    answer; `prefill_bytes`, `decode_bytes`: caches of each P and D; `host_bytes`: host memory of each D, in
-    which what crosses a link lands; `rule`, `adapts`: of `Offload`. `rates`: by far
-    cluster, the times at which the rate of its link changes and the bytes per second from then on. `returns`: far
-    clusters to which home has a link as fast as theirs, over which cached prefixes may follow."""
+    answer; `prefill_bytes`, `decode_bytes`: caches of each P and D; `host_bytes`: host memory of each D, in which what
+    crosses a link lands; `rule`, `adapts`: of `Offload`. `rates`: by far cluster, the times at which the rate of its
+    link changes and the bytes per second from then on. `returns`: far clusters to which home has a link as fast as
+    theirs, over which cached prefixes may follow."""
 
     batch: int
     n_output: int
@@ -51,12 +51,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(slots=True)
 class Run:
     """Requests that were served. `thresholds`: for each far cluster, and the time from which they held; `n_prefilled`:
-    requests, by the cluster that prefilled them; `sent_bytes`: over links to home."""
+    requests, by the cluster that prefilled them; `sent_bytes`: over links to home; `advice`: when home should have had
+    more of which role."""
 
     served: list[ServedRequest]
     thresholds: list[tuple[float, dict[str, float]]]
     n_prefilled: Counter[str]
     sent_bytes: float
+    advice: list[tuple[float, Role]]
 
     @property
     def arrivals_s(self) -> Floats:
@@ -96,8 +98,9 @@ def simulate(clusters: Clusters, arrangement: Arrangement, setup: Setup, trace: 
         offload=offload,
     )
     served = simulator.run(as_requests(trace, BLOCK_TOKENS))
-    sent_bytes = sum(simulator.clusters.sent_bytes(link.source, link.target) for link in clusters.links)
-    return Run(served, simulator.clusters.thresholds, simulator.clusters.n_placed, sent_bytes)
+    seen = simulator.clusters
+    sent_bytes = sum(seen.sent_bytes(link.source, link.target) for link in clusters.links)
+    return Run(served, seen.thresholds, seen.n_placed, sent_bytes, seen.advice)
 
 
 def trace_at(

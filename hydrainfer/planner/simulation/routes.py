@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from hydrainfer.cluster.offload import SHORT_LOOP_S, LinkState, Offload, offloaded
+from hydrainfer.cluster.offload import SHORT_LOOP_S, Balance, LinkState, Offload, offloaded
 from hydrainfer.cluster.roster import Roster
-from hydrainfer.core import Request, Stage
+from hydrainfer.core import Request, Role, Stage
 from hydrainfer.planner.nouns import Link, Route
 
 _MEMORY_S = 5.0  # of the share of a route that is in use
@@ -123,7 +123,7 @@ class SharedRoute:
 
 class Clusters:
     """The clusters of a deployment. `of`: that of each instance, by name; `home`: the one with the server. Without
-    routes, all is one cluster."""
+    routes, all is one cluster. `n_places`: sequences that an instance decodes at a time."""
 
     def __init__(
         self,
@@ -133,15 +133,18 @@ class Clusters:
         offload: Offload | None,
         link: Link,
         timer: Timer,
+        n_places: int = 1,
     ) -> None:
         self.of = of
         self.home = home
         self.offload = offload
         self.thresholds: list[tuple[float, dict[str, float]]] = []  # when they changed
         self.n_placed = Counter[str]()  # by the cluster that prefills
+        self.advice: list[tuple[float, Role]] = []  # of which role home should have had more
         self._link = link
         self._routes = {(r.source, r.target): SharedRoute(r, link, timer) for r in routes}
         self._observe_at = 0.0
+        self._balance = Balance(home, n_places)
 
     def message_s(self, source: str, target: str) -> float:
         """Seconds of a message from one instance to another; "" is the server."""
@@ -161,8 +164,8 @@ class Clusters:
             return None
         return self._routes[self.of[source], self.of[target]]
 
-    def observe(self, now: float, roster: Roster) -> None:
-        """Called at every heartbeat."""
+    def observe(self, now: float, roster: Roster, n_done: int) -> None:
+        """Called at every heartbeat. `n_done`: the requests that have ended."""
         if self.offload is None or now < self._observe_at:
             return
         self._observe_at = now + SHORT_LOOP_S
@@ -173,6 +176,10 @@ class Clusters:
         thresholds = {name: self.offload.threshold(name) for name in states}
         if not self.thresholds or self.thresholds[-1][1] != thresholds:
             self.thresholds.append((now, thresholds))
+        n_home = self.n_placed[self.home]
+        role = self._balance.observe(now, roster, self.n_placed.total() - n_home, n_home, n_done)
+        if role is not None:
+            self.advice.append((now, role))
 
     def placed(self, request: Request, roster: Roster) -> tuple[Request, set[str]]:
         """See `offload.offloaded`; the request itself, and nobody, if there is no choice."""

@@ -130,7 +130,9 @@ class Simulator:
         self._listeners = self._roster.listeners()
         self.copies = LinkEnds(self.link)
         of = {i.name: i.cluster for i in instances}
-        self.clusters = Clusters(of, home, routes, offload, self.link, Timer(lambda: self.now, self.at))
+        n_places = max(i.budgets.running for i in instances)
+        timer = Timer(lambda: self.now, self.at)
+        self.clusters = Clusters(of, home, routes, offload, self.link, timer, n_places)
         self.nodes: dict[str, ModelledNode] = {}
         for n, instance in enumerate(instances):
             placer = Placer(Roster(), balancing)
@@ -260,7 +262,7 @@ class Simulator:
     def _beat(self, now: float) -> None:
         self._beat_at = now + _BEAT_S
         self._hear_reports()
-        self.clusters.observe(now, self._roster)
+        self.clusters.observe(now, self._roster, self.n_done)
         beat = Beat(dict(self._roster.loads))
         at_s: dict[float, list[ModelledNode]] = {}
         for node in self.nodes.values():
