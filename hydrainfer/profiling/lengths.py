@@ -35,11 +35,11 @@ def read_prompts(q: Profile, workload: Workload, name: str, *, is_here: bool) ->
     lengths = _distribution(spread) if spread is not None else None
     if lengths is None:
         return _sampled(q, workload, name, is_here)
-    for option in {"requests", "seed"}.intersection(changed_flags(q)):
+    if "requests" in changed_flags(q):
         raise ConfigError(
-            f"--{option} is for requests that are drawn, but the prompts of {workload.dataset} are a distribution: "
+            f"--requests is for requests that are drawn, but the prompts of {workload.dataset} are a distribution: "
             "leave it out",
-            param=option,
+            param="requests",
         )
     answers = workload.lengths(name)
     n_output = fmean(max(1, round(answers.quantile((i + 0.5) / _QUANTILES))) for i in range(_QUANTILES))

@@ -59,15 +59,19 @@ def test_links_first_tokens_costs_and_the_price_that_ends_it_are_told(plan):
 
 
 def test_ttft_with_queues_is_told_of_what_was_simulated(plan):
-    queued = Queued(load=0.8, rate=2.5, requests=400, ttft_mean=4.26, ttft_p90=8.51, second_p90=8.81)
+    queued = Queued(load=0.8, rate=2.5, requests=400, ttft_mean=4.26, ttft_p90=8.51, ttft_met=0.95, second_p90=8.81)
     rows = [msgspec.structs.replace(row, queued=msgspec.UNSET) for row in plan.deployments]
     assert "With queues" not in "\n".join(cluster_conclusions(changed(plan, deployments=tuple(rows))))
     rows[0] = msgspec.structs.replace(plan.chosen, queued=queued)
     lines = cluster_conclusions(changed(plan, deployments=tuple(rows)))
-    assert (
+    said = (
         "With queues, far prefill at 2.5 requests/s (80.0 % of its rate, 400 simulated): TTFT 4.26 s on average, p90 "
-        "8.51 s; second token p90 8.81 s."
-    ) in lines
+        "8.51 s, {}; second token p90 8.81 s."
+    )
+    assert said.format("95.0 % within 8 s") in lines
+    rows[0] = msgspec.structs.replace(rows[0], queued=msgspec.structs.replace(queued, ttft_met=0.85))
+    lines = cluster_conclusions(changed(plan, deployments=tuple(rows)))
+    assert said.format("85.0 % within 8 s, LESS THAN THE SLO: plan for a lower rate") in lines
 
 
 def test_that_nothing_pays_is_the_first_sentence(plan):

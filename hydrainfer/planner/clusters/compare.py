@@ -44,7 +44,7 @@ _GBIT = 1e9 / 8
 _THOUSAND = 1e3
 _POINTS, _LINK_POINTS, _PRICE_POINTS = 60, 15, 41
 _SLOWEST, _FASTEST = 1 / 64, 2.0  # times the links' rate
-_DEAREST = 2.0  # times the price at which far clusters stop paying
+_DEAREST = 2.0  # times the price at which far clusters stop paying, or their links' own
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +280,7 @@ def _prices(clusters: Clusters, ttft: TtftLimit | None, even: float) -> Iterator
     """The cheapest arrangements by ascending price of a GB, up to well beyond `even`, each with the first price that
     was tried with it."""
     last = None
+    even = max(even, *(link.price_per_gb for link in clusters.links)) if even else 0.0
     for price in np.linspace(0.0, _DEAREST * even, _PRICE_POINTS).tolist() if even else ():
         links = tuple(msgspec.structs.replace(link, price_per_gb=price) for link in clusters.links)
         best = solve(replace(clusters, links=links), objective="cost", ttft=ttft)

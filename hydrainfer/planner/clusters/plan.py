@@ -42,13 +42,14 @@ class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Queued(msgspec.Struct, frozen=True, kw_only=True):
     """What `requests` simulated requests saw that came at random at `rate` per second, the share `load` of what the
     deployment carries. In seconds from their arrival: the first token, and the p90 of the second one, which waits
-    for the KV to cross a link."""
+    for the KV to cross a link. `ttft_met`: the share within the SLO's limit."""
 
     load: float
     rate: float
     requests: int
     ttft_mean: float
     ttft_p90: float
+    ttft_met: float
     second_p90: float
 
 
@@ -89,8 +90,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worth(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of a GB on the link of a far cluster from which that cluster stops paying, while other links keep
-    theirs; None if it never pays. `threshold`, `n_prefill`: of the arrangement that pays longest."""
+    """The price of a GB on the link of a far cluster from which doing without that cluster costs less, while other
+    links keep theirs; None if it always does. `threshold`, `n_prefill`: of the arrangement that pays longest."""
 
     name: str
     price_per_gb: float | None

@@ -132,14 +132,16 @@ def _by_link(curves: Curves) -> str:
 
 
 def _what_if(plan: ClusterPlan, curves: Curves) -> Iterator[str]:
-    """A slider over the price of a GB, which answers whether far prefill pays at one's own price."""
-    alone = plan.named(ALONE)
-    most = 2.0 * max((worth.price_per_gb or 0.0 for worth in plan.worth), default=0.0)
-    if not curves.prices or not most or alone is None:
+    """A slider over the price of a GB, which answers whether the far cluster pays at one's own price, if the curves are
+    of one."""
+    alone, row = plan.named(ALONE), plan.named(curves.of)
+    if not curves.prices or alone is None or row is None or len(row.far) != 1:
         return
     data = {"points": msgspec.to_builtins(curves.prices), "alone": alone.cost}
-    now = max((link.price_per_gb or 0.0 for link in plan.links), default=0.0)
-    slider = f'id=if-p type=range min=0 max="{most:.6g}" value="{min(now, most):.6g}" step="{most / 200:.6g}"'
+    now = next(link.price_per_gb for link in plan.links if link.source == row.far[0]) or 0.0
+    even = next(worth.price_per_gb for worth in plan.worth if worth.name == row.far[0]) or 0.0
+    most = max(2.0 * even, 1.25 * now)
+    slider = f'id=if-p type=range min=0 max="{most:.6g}" value="{now:.6g}" step="{most / 200:.6g}"'
     yield "<h2>What if a GB costs something else</h2>"
     yield f"<div class=if><label for=if-p>price of a GB</label><input {slider}><output id=if-po></output></div>"
     yield "<p id=if></p>"

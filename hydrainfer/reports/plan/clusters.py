@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from hydrainfer.planner.clusters import ALL_FAR, ALONE, ClusterFacts, ClusterPlan, Deployment, Worth
+from hydrainfer.planner.clusters import ALL_FAR, ALONE, ClusterFacts, ClusterPlan, Deployment, Queued, Worth
 from hydrainfer.reports.drawing import percent
 from hydrainfer.reports.plan.tables import said
 
@@ -136,6 +136,12 @@ def _arrangement(row: Deployment) -> str:
 def _details(plan: ClusterPlan) -> Iterator[str]:
     best, alone = plan.chosen, plan.named(ALONE)
     assert alone is not None
+    home, lengths = _home(plan), plan.workload
+    yield (
+        f"Prompts have {float(lengths['prompt_mean']):,.0f} tokens on average, answers "
+        f"{float(lengths['output_mean']):,.0f}. A D decodes {home.batch} sequences in steps of "
+        f"{1e3 * (home.step_s or 0.0):.3g} ms."
+    )
     naive = plan.named(ALL_FAR)
     if naive is not None and best.far:
         yield f"All prefill far carries {said(naive.rate)} requests/s; what limits it is {naive.limit}."
@@ -148,9 +154,9 @@ def _details(plan: ClusterPlan) -> Iterator[str]:
     if plan.slo.ttft_s is not None:
         met = f"; {percent(best.ttft_met)} of the requests are within {plan.slo.ttft_s:g} s"
     yield f"TTFT without queues: {best.ttft_mean:.3g} s on average, p90 {best.ttft_p90:.3g} s{met}."
-    for row in (best, alone):
-        if row.queued and (row is best or row.name != best.name):
-            yield _queued(row)
+    for row in {best.name: best, alone.name: alone}.values():
+        if row.queued:
+            yield _queued(plan, row, row.queued)
     if best.cost is not None and best.far:
         yield (
             f"With the link, {_costs(best)} ({best.device_cost:.4g} devices, {best.link_cost:.4g} link); on home "
@@ -160,12 +166,15 @@ def _details(plan: ClusterPlan) -> Iterator[str]:
         yield _worth(plan, worth)
 
 
-def _queued(row: Deployment) -> str:
-    seen = row.queued
-    assert seen
+def _queued(plan: ClusterPlan, row: Deployment, seen: Queued) -> str:
+    met = ""
+    if plan.slo.ttft_s is not None:
+        met = f", {percent(seen.ttft_met)} within {plan.slo.ttft_s:g} s"
+        if seen.ttft_met < plan.target:
+            met += ", LESS THAN THE SLO: plan for a lower rate"
     return (
         f"With queues, {row.name} at {seen.rate:.3g} requests/s ({percent(seen.load)} of its rate, {seen.requests} "
-        f"simulated): TTFT {seen.ttft_mean:.3g} s on average, p90 {seen.ttft_p90:.3g} s; second token p90 "
+        f"simulated): TTFT {seen.ttft_mean:.3g} s on average, p90 {seen.ttft_p90:.3g} s{met}; second token p90 "
         f"{seen.second_p90:.3g} s."
     )
 
@@ -177,7 +186,10 @@ def _worth(plan: ClusterPlan, worth: Worth) -> str:
         now = f"it costs {link.price_per_gb:.4g}"
     if worth.price_per_gb is None:
         return f"{worth.name} does not pay even if its link costs nothing."
+    beside = ""
+    if len(plan.worth) > 1:
+        beside = "; doing without it costs less then, with the others at their prices"
     return (
         f"{worth.name} stops paying at {worth.price_per_gb:.3g} per GB ({now}), with a threshold of "
-        f"{tokens(worth.threshold)} and {worth.n_prefill} P."
+        f"{tokens(worth.threshold)} and {worth.n_prefill} P{beside}."
     )

@@ -28,6 +28,9 @@ class TooFewRequests(ConfigError):
     """The data of a workload have fewer requests than are needed."""
 
 
+_MAX_TOKENS = 512
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A workload. `dataset`: its name in SLO presets. `reader`: how the file at `path` is read (one of `SOURCES`).
     Without a `path`, requests are drawn from `questions` (templates), `words` and `picture_sizes`. `prompt_tokens`:
@@ -47,7 +50,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     picture_sizes: tuple[SizeWeight, ...] = ((640, 480, 1.0),)
     max_side_px: int | None = None
     output_tokens: dict[str, str | float] = msgspec.field(default_factory=lambda: {DEFAULT: 32})
-    max_tokens: int = 512
+    max_tokens: int = _MAX_TOKENS
     distinct: bool = True
     dialogues: Dialogues = Dialogues()
     notes: str = ""
@@ -56,7 +59,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.reader not in SOURCES:
             raise ConfigError(f"{self.dataset}: no reader {self.reader!r}; there are {', '.join(SOURCES)}")
         if DEFAULT not in self.output_tokens or self.max_tokens < 1 or self.n_pictures < 0:
-            raise ConfigError(f"{self.dataset}: needs output_tokens with a default, max_tokens >= 1, n_pictures >= 0")
+            raise ConfigError(
+                f"{self.dataset}: needs max_tokens >= 1, n_pictures >= 0 and output_tokens with a default, such as "
+                "{default: 600}"
+            )
+        if self.reader == "synthetic" and self.max_tokens != _MAX_TOKENS:
+            raise ConfigError(
+                f"{self.dataset}: max_tokens limits recorded answers, drawn ones have output_tokens: {{default: "
+                f"{self.max_tokens}}}"
+            )
         if not self.questions or not self.picture_sizes or any(min(size) <= 0 for size in self.picture_sizes):
             raise ConfigError(f"{self.dataset}: needs questions, and picture sizes of width, height and weight")
         d = self.dialogues
