@@ -171,7 +171,7 @@ class Clusters:
         self._observe_at = now + SHORT_LOOP_S
         states = {source: route.state() for (source, target), route in self._routes.items() if target == self.home}
         names = roster.in_cluster(self.home, roster.running(Stage.PREFILL))
-        home_s = min((roster.busy[name].delay_s for name in names), default=0.0)
+        home_s = min((roster.busy[name].delay_s for name in names), default=math.inf)
         self.offload.observe(now, states, home_s)
         thresholds = {name: self.offload.threshold(name) for name in states}
         if not self.thresholds or self.thresholds[-1][1] != thresholds:
