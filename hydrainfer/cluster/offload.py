@@ -7,6 +7,7 @@ longer at home than for the link. No clock, no sockets: calls take the time, and
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -136,12 +137,15 @@ class Offload:
         prefilled_s: Callable[[str, int], float],
     ) -> Where:
         """The cluster for a prompt of `n_tokens`. `cached`: its tokens that each cluster has cached; `live`: the
-        clusters with an instance that prefills; `prefilled_s(cluster, n)`: the predicted seconds until the prompt is
-        prefilled there, if `n` of its tokens are fetched from another cluster (0 for none)."""
+        clusters with an instance that prefills (if home has none, no prompt is too short to leave it);
+        `prefilled_s(cluster, n)`: the predicted seconds until the prompt is prefilled there, if `n` of its tokens are
+        fetched from another cluster (0 for none)."""
         n_at_home = cached.get(self.home, 0)
         n_rest = n_tokens - n_at_home
         by_length = self.settings.rule == "length"
-        names = [name for name in self._far if name in live and not (by_length and n_rest <= self.threshold(name))]
+        names = [name for name in self._far if name in live]
+        if by_length and self.home in live:
+            names = [name for name in names if n_rest > self.threshold(name)]
         if not names:
             return Where(self.home)
         if by_length and len(names) == 1:
@@ -189,6 +193,7 @@ def offloaded(request: Request, roster: Roster, offload: Offload) -> tuple[Reque
     if not request.media or any(roster.roles[name].runs(Stage.ENCODE) for name in roster.peers.keys() - others):
         return msgspec.structs.replace(request, prefill_cluster=where.cluster), others
     encoders = set(_of_cluster(roster, offload.home, Stage.ENCODE))  # the embeddings cross the link
+    encoders = encoders or set(roster.running(Stage.ENCODE))
     return msgspec.structs.replace(request, prefill_cluster=where.cluster), others - encoders
 
 
@@ -202,7 +207,7 @@ class Balance:
         self._busy = defaultdict[str, float](float)
         self._n_seen = Counter[str]()
         self._counts_before = (0, 0, 0)
-        self._began_s = 0.0
+        self._began_s = math.inf
 
     def observe(self, now: float, roster: Roster, n_far: int, n_home: int, n_done: int) -> Role | None:
         """Note how busy the instances are, every `SHORT_LOOP_S`; the advice, every `LONG_LOOP_S`. The counts are of the
@@ -216,6 +221,7 @@ class Balance:
             if role.runs(Stage.DECODE):
                 self._busy["decode"] += load.n_decoding / self._n_places
                 self._n_seen["decode"] += 1
+        self._began_s = min(self._began_s, now)  # at the first call
         seconds = now - self._began_s
         if seconds < LONG_LOOP_S:
             return None

@@ -46,6 +46,13 @@ def test_nobody_goes_where_nobody_prefills():
     assert chosen(made(), 500, live=("home",)) == Where("home")
 
 
+def test_nobody_is_too_short_to_leave_a_home_where_nobody_prefills():
+    assert chosen(made(), 30, live=("far",)) == Where("far")
+    near = made({"near": IDLE, "slow": LinkState(1e6, 0.1, 0.0)})
+    assert chosen(near, 30, live=("near", "slow"), seconds={"near": 2.0, "slow": 1.0}) == Where("near")
+    assert chosen(made(), 30, live=()) == Where("home")
+
+
 def test_a_prefix_follows_only_over_a_link_from_home_that_is_not_scarce():
     cached = {"home": 200, "far": 100}
     assert chosen(made(), 500, cached) == Where("far")
@@ -185,6 +192,8 @@ def test_pictures_are_encoded_where_they_are_prefilled_or_else_at_home():
     assert elsewhere == {"P0", "D0", "E0"}, "its pixels cross the link"
     _, elsewhere = offloaded(pictured, two_clusters(encoders={"E0": "home"}.items()), made())
     assert elsewhere == {"P0", "D0"}, "its embeddings do"
+    _, elsewhere = offloaded(pictured, two_clusters(encoders={"E0": "third"}.items()), made())
+    assert elsewhere == {"P0", "D0"}, "there is no other encoder"
 
 
 def test_what_each_cluster_has_cached_counts():
@@ -219,6 +228,12 @@ def test_a_busy_cluster_is_avoided_by_seconds():
 )
 def test_the_allocation_is_left_alone_within_a_fifth(far, home, decode, role):
     assert advise(far, home, decode) == (role and Role.parse(role))
+
+
+def test_its_first_three_minutes_begin_when_it_is_first_asked():
+    roster, balance = two_clusters(), Balance("home", 20)
+    roster.hear("D0", Load(n_decoding=20))
+    assert [balance.observe(1e6 + n, roster, 5 + n, 5 + n, 0) for n in range(10)] == [None] * 10
 
 
 @pytest.mark.parametrize(

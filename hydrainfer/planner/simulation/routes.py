@@ -15,7 +15,6 @@ from hydrainfer.core import Request, Role, Stage
 from hydrainfer.planner.nouns import Link, Route
 
 _MEMORY_S = 5.0  # of the share of a route that is in use
-_LEFT = 0.5  # bytes: what is left of a copy that is done, by rounding
 
 
 class Timer(NamedTuple):
@@ -115,8 +114,9 @@ class SharedRoute:
         if n_plans != self._n_plans:
             return  # a copy has joined or the rate has changed since
         self._advance()
+        self._each_bytes = max(self._each_bytes, self._copies[0][0])  # it is due, but a late clock has coarse steps
         arrives_s = self._timer.clock() + self.route.latency_s
-        while self._copies and self._copies[0][0] <= self._each_bytes + _LEFT:
+        while self._copies and self._copies[0][0] <= self._each_bytes:
             self._timer.at(arrives_s, heapq.heappop(self._copies)[2].done)
         self._plan()
 
@@ -171,7 +171,7 @@ class Clusters:
         self._observe_at = now + SHORT_LOOP_S
         states = {source: route.state() for (source, target), route in self._routes.items() if target == self.home}
         names = roster.in_cluster(self.home, roster.running(Stage.PREFILL))
-        home_s = min((roster.busy[name].delay_s for name in names), default=0.0)
+        home_s = min((roster.busy[name].delay_s for name in names), default=math.inf)
         self.offload.observe(now, states, home_s)
         thresholds = {name: self.offload.threshold(name) for name in states}
         if not self.thresholds or self.thresholds[-1][1] != thresholds:

@@ -3,7 +3,7 @@
 import heapq
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrainfer.core import ConfigError
@@ -29,6 +29,7 @@ class Clock:
         while self.events:
             self.now, _, call = heapq.heappop(self.events)
             call()
+            assert self.n < 1000, "events without end"
 
 
 def ends_of(copies, rates=((0.0, 100.0),), latency_s=0.0, link=WIDE):
@@ -62,10 +63,20 @@ def test_latency_comes_on_top_and_one_copy_is_no_faster_than_an_instance():
     assert ends_of([(0.0, 100.0), (0.0, 50.0)], link=Link(bytes_per_s=25.0))[0] == pytest.approx([4.0, 2.0])
 
 
+@pytest.mark.parametrize("begin_s", [3600.0, 7 * 86400.0, 1.7e9])
+def test_copies_end_however_late_the_clock_is(begin_s):
+    """Its steps are then coarser than the time of a copy's last bytes."""
+    copies = [(begin_s + 0.1 * i, 1e9 + 7 * i) for i in range(20)]
+    ends, route = ends_of(copies, rates=((0.0, 1e11),), link=Link(bytes_per_s=50e9))
+    assert ends == pytest.approx([at_s + n_bytes / 50e9 for at_s, n_bytes in copies], abs=1e-6)
+    assert route.state().queued_bytes == 0.0
+
+
 @given(
     copies=st.lists(st.tuples(st.floats(0.0, 20.0), st.floats(1.0, 1e4)), min_size=1, max_size=12),
     rates=st.lists(st.floats(1.0, 1e4), min_size=1, max_size=4),
 )
+@settings(max_examples=2000, deadline=None)
 def test_a_route_is_never_idle_and_never_faster_than_its_rate(copies, rates):
     pieces = tuple((5.0 * i, rate) for i, rate in enumerate(rates))
     ends, route = ends_of(copies, rates=pieces)

@@ -107,10 +107,10 @@ def check_equal(instances, requests, spoken, **clusters):
         assert ours[0] == pytest.approx(theirs[0], abs=1e-9)
     for r in served:
         assert r.tokens == answers[r.request.id]
-    return real, batches
     for name, node in simulator.nodes.items():
         mine, other = node.engine.stats(0.0), real.nodes[name].engine.stats(0.0)
         assert (mine.blocks_pulled, mine.n_landed) == (other.blocks_pulled, other.n_landed)
         assert mine.n_preemptions == other.n_preemptions
         assert (mine.tokens_found, mine.tokens_wanted) == (other.tokens_found, other.tokens_wanted)
         assert (mine.pictures_found, mine.pictures_wanted) == (other.pictures_found, other.pictures_wanted)
+    return real, batches
