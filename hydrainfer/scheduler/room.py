@@ -306,6 +306,7 @@ class SequenceRoom:
         behind, and absent unless they are `found` here."""
         moved = spec.moved(seq.request, n_computed)
         absent = moved[: len(moved) - n_sent]
+        assert len(absent) <= len(spec.left_behind(moved)), f"{seq} lacks blocks of {spec.name}"
         if any(i >= len(found) or found[i] is None for i in absent):
             seq.hold.absent[spec.name] = absent
         return moved[len(absent) :]

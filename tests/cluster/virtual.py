@@ -19,8 +19,9 @@ from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
 from hydrainfer.engine import Copies, Engine, Moves, Timing, tier_movers
 from hydrainfer.machine import host_identity
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from tests.cache.other_kinds import STATE
 from tests.engine.rig import TimedRunner
-from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice
+from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice, contents_of
 from tests.scheduler.store import FakeStore, Shelf, StoreRig
 
 HANDSHAKE_S = 2.0
@@ -124,6 +125,21 @@ class CheckedDevice(FakeDevice):
         return super().run(batch)
 
 
+def check_published(room, device):
+    """A state is published only where it was computed or copied to."""
+    publish = room._publish
+
+    def checking(seq, spec, numbers, *, computed=True):
+        publish(seq, spec, numbers, computed=computed)
+        if spec is STATE and numbers.start not in seq.hold.absent.get(spec.name, ()):
+            keys = room.finder.keys_of(seq)[spec.name][numbers.start : numbers.stop]
+            n_tokens = numbers.start * spec.block_tokens
+            block = seq.hold.blocks[spec.name][numbers.start - seq.hold.first_block[spec.name]]
+            assert not keys or device.state.get(block) == (n_tokens, contents_of(seq.request, seq.tokens)[n_tokens - 1])
+
+    room._publish = checking
+
+
 class Wire:
     """A node's sockets. To and from the hub messages keep their order; between instances anything may happen."""
 
@@ -222,6 +238,7 @@ class Cluster:
             client = FakeStore(self.devices[name], lambda: self.now, self.rng, self.store == "bad", self.shelf)
             rig = StoreRig(self.caches[name], client)
         s = Scheduler(role, self.caches[name], budgets, policy, hosted, self.tiers[name], rig and rig.tier)
+        check_published(s.room, self.devices[name])
         runners = {
             lane: TimedRunner(self.devices[name], lambda: self.now, 3.0 if lane is Lane.VISION else 1.0)
             for lane in role.lanes

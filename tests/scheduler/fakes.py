@@ -60,7 +60,7 @@ def _next_token(tokens):
     return 10 + sum((i + 1) * t for i, t in enumerate(tokens)) % 97
 
 
-def _contents(request, tokens):
+def contents_of(request, tokens):
     """For each token, a number that stands for all that its keys and values depend on, and for the salt."""
     pictures = {p: span.key for span in request.media for p in range(span.start, span.end)}
     made, before = [], request.keys[:KEY_BYTES]
@@ -211,7 +211,7 @@ class FakeDevice:
                 held = [self.embed[block] for block in EMBED.held(seq, picture)]
                 assert held == [(span.key, part) for part in range(len(picture))], "prefill read a foreign embedding"
         tokens = [*seq.tokens, *item.drafts][:end]
-        held = _contents(seq.request, tokens)
+        held = contents_of(seq.request, tokens)
         for p in range(item.start, end):
             self.kv[(blocks[p // 4], p % 4)] = (p, held[p])
         read = [self.kv[(blocks[p // 4], p % 4)] for p in range(end)]
