@@ -32,7 +32,9 @@ from hydrainfer.planner.search import OnProgress
 from hydrainfer.profiling.cluster_question import OBJECTIVES, ClusterSetup
 from hydrainfer.version import __version__
 
-_LOAD, _SIMULATED = 0.8, 2000  # of a deployment's rate, and requests: their p90 is known to a tenth
+SIMULATED = 2000
+"""The requests by which queues are judged, whose p90 is then known to a tenth."""
+_LOAD = 0.8  # of a deployment's rate
 _STEPS = 64  # of a simulated answer at most: each takes as long as several real ones
 
 
@@ -90,14 +92,14 @@ def _with_queues(asked: ClusterSetup, deployment: Deployment, choice: Choice) ->
     n_output = max(2, min(_STEPS, round(asked.prompts.n_output)))
     setup = Setup(batch=home.batch.sequences, n_output=n_output)
     rate = _LOAD * deployment.rate
-    trace = trace_at(asked.clusters.lengths, n_output, rate, _SIMULATED, asked.question.seed)
+    trace = trace_at(asked.clusters.lengths, n_output, rate, SIMULATED, asked.question.seed)
     run = simulate(candidate.clusters, candidate.answer.arrangement, setup, trace)
     longer_s = home.batch.step_s * (asked.prompts.n_output / n_output - 1.0)  # of a simulated step of decoding
     limit_s = asked.slo.ttft_s if asked.slo.ttft_s is not None else math.inf
     queued = Queued(
         load=_LOAD,
         rate=rate,
-        requests=_SIMULATED,
+        requests=SIMULATED,
         ttft_mean=float(np.mean(run.ttft_s)),
         ttft_p90=float(np.quantile(run.ttft_s, 0.9)),
         ttft_met=float(np.mean(run.ttft_s <= limit_s)),

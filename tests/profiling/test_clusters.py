@@ -42,6 +42,13 @@ def run(monkeypatch, *words):
     return end.value.code or 0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_simulations():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hydrainfer.profiling.cluster_answer.SIMULATED", 100)
+        yield
+
+
 @pytest.fixture(scope="module")
 def plan():
     return answered()

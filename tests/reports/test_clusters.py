@@ -16,6 +16,13 @@ from tests.reports.test_page import Closed
 pytestmark = pytest.mark.cpu
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_simulations():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hydrainfer.profiling.cluster_answer.SIMULATED", 100)
+        yield
+
+
 @pytest.fixture(scope="module")
 def plan():
     question = Profile(model="internal-1t-hybrid", clusters="prfaas-paper", workload="long", slo="ttft=8,tpot=0.05")
