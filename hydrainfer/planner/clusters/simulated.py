@@ -51,12 +51,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(slots=True)
 class Run:
     """Requests that were served. `thresholds`: for each far cluster, and the time from which they held; `n_prefilled`:
-    requests, by the cluster that prefilled them; `sent_bytes`: over links to home."""
+    requests, by the cluster that prefilled them; `sent_bytes`: over links to home, `returned_bytes`: from there."""
 
     served: list[ServedRequest]
     thresholds: list[tuple[float, dict[str, float]]]
     n_prefilled: Counter[str]
     sent_bytes: float
+    returned_bytes: float = 0.0
 
     @property
     def arrivals_s(self) -> Floats:
@@ -97,7 +98,8 @@ def simulate(clusters: Clusters, arrangement: Arrangement, setup: Setup, trace: 
     )
     served = simulator.run(as_requests(trace, BLOCK_TOKENS))
     sent_bytes = sum(simulator.clusters.sent_bytes(link.source, link.target) for link in clusters.links)
-    return Run(served, simulator.clusters.thresholds, simulator.clusters.n_placed, sent_bytes)
+    returned_bytes = sum(simulator.clusters.sent_bytes(home, name) for name in setup.returns)
+    return Run(served, simulator.clusters.thresholds, simulator.clusters.n_placed, sent_bytes, returned_bytes)
 
 
 def trace_at(

@@ -1,0 +1,91 @@
+"""The link simulated: the rate over its bandwidth, with the threshold solved again, left alone, or following."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.figure import Curves, save_curves
+from benchmarks.prfaas.report import simulated
+from benchmarks.prfaas.served import FCFS, PAPERS_OUTPUT, far_share, gb_per_request, saturated
+from benchmarks.prfaas.setting import BATCH, PAPERS, prfaas
+from hydrainfer.planner.clusters import Clusters, solve, throughput
+from hydrainfer.planner.clusters.simulated import Setup
+
+TITLE = "Simulated: the rate over the bandwidth of the link"
+HAS_FIGURE = True
+GBPS = (4.0, 6.0, 10.0, 100.0)
+N_REQUESTS = 1500
+_THRESHOLDS = 200
+SOLVED, BARE, FIXED, LOOP = "solved again", "solved again, no host memory", "19.4K, fixed", "19.4K, short loop"
+TEXT = """\
+TODO"""
+
+
+def best_at_papers_split(clusters: Clusters) -> float:
+    """The model's highest rate with the paper's 3 P and 5 D: what a loop that only moves the threshold can reach."""
+    lengths = clusters.lengths
+    thresholds = np.geomspace(lengths.shortest, lengths.longest, _THRESHOLDS)
+    arrangements = [msgspec.structs.replace(PAPERS, threshold=float(t)) for t in thresholds]
+    return max(throughput(clusters, arrangement).rate for arrangement in arrangements)
+
+
+def at_bandwidth(gbps: float) -> list[dict[str, Any]]:
+    """What is served with each way to set the threshold, beside the model."""
+    clusters = prfaas(gbps)
+    best = solve(clusters)
+    at_split = best_at_papers_split(clusters)
+    fixed = Setup(batch=BATCH, n_output=PAPERS_OUTPUT, policy=FCFS, adapts=False)
+    bare = msgspec.structs.replace(fixed, host_bytes=0.0)
+    loop = msgspec.structs.replace(fixed, adapts=True)
+    cases = []
+    for name, arrangement, setup, model in (
+        (SOLVED, best.arrangement, fixed, best.throughput.rate),
+        (BARE, best.arrangement, bare, best.throughput.rate),
+        (FIXED, PAPERS, fixed, throughput(clusters, PAPERS).rate),
+        (LOOP, PAPERS, loop, at_split),
+    ):
+        run, rate = saturated(clusters, arrangement, setup, N_REQUESTS, offered=model)
+        cases.append(
+            {
+                "name": name,
+                "gbps": gbps,
+                "arrangement": msgspec.to_builtins(arrangement),
+                "model_per_s": model,
+                "simulated_per_s": rate,
+                "ended_per_s": run.rate(),
+                "far_share": far_share(run),
+                "gb_per_request": gb_per_request(run),
+            }
+        )
+    return cases
+
+
+def compute() -> dict[str, Any]:
+    """Rates that all lengths keep up with, over the bandwidth."""
+    cases = [case for gbps in GBPS for case in at_bandwidth(gbps)]
+    rows = [
+        simulated(f"{case['gbps']:g} Gbps, {case['name']}: req/s (model)", case["model_per_s"], case["simulated_per_s"])
+        for case in cases
+    ]
+    table: list[list[str | float]] = [["Gbps", "threshold", "P", "D", "t, tokens", "far, %", "GB per request"]]
+    for case in cases:
+        split = case["arrangement"]
+        cells = [case["name"], f"{split['n_prefill']}", f"{split['n_decode']}", split["threshold"]]
+        table.append([f"{case['gbps']:g}", *cells, 100 * case["far_share"], case["gb_per_request"]])
+    return {"rows": rows, "table": table, "n_requests": N_REQUESTS, "cases": cases}
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """The rate of each way to set the threshold, and the model's with the best."""
+
+    def rates(name: str, key: str) -> list[float]:
+        return [case[key] for case in results["cases"] if case["name"] == name]
+
+    series = {name: rates(name, "simulated_per_s") for name in (SOLVED, BARE, FIXED, LOOP)}
+    series = {"model, solved again": rates(SOLVED, "model_per_s"), **series}
+    series["model, 19.4K fixed"] = rates(FIXED, "model_per_s")
+    save_curves(path, [Curves(TITLE, "Gbps", "requests/s", list(GBPS), series, linear_y=True)])
