@@ -18,7 +18,7 @@ from hydrainfer.planner.clusters.simulated import Setup
 TITLE = "Simulated: the rate over the bandwidth of the link"
 HAS_FIGURE = True
 GBPS = (4.0, 6.0, 10.0, 100.0)
-N_REQUESTS = 1500
+N_REQUESTS = 1000
 _THRESHOLDS = 200
 SOLVED, BARE, FIXED, LOOP = "solved again", "solved again, no host memory", "19.4K, fixed", "19.4K, short loop"
 TEXT = """\

@@ -16,7 +16,7 @@ from hydrainfer.scheduler import Policy
 TITLE = "Simulated: rates of three deployments, and the TTFT with queues"
 HAS_FIGURE = True
 N_SATURATED = 2000
-N_REQUESTS, SEEDS, LOAD = 1000, range(5), 0.84
+N_REQUESTS, SEEDS, LOAD = 800, range(5), 0.84
 _RATE = 0.03
 _HALF = 0.5
 ORDERS = {"rank": Policy(), "fcfs": FCFS}

@@ -82,7 +82,7 @@ class Run:
 
 def simulate(clusters: Clusters, arrangement: Arrangement, setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     """Serve a trace."""
-    caches = TableCaches.of(clusters.home.times)
+    caches = TableCaches.of(clusters.home.times, clusters.lengths)
     home = clusters.home.name
     offload = None
     if clusters.far and arrangement.n_prefill:
