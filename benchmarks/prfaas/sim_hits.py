@@ -20,7 +20,7 @@ from hydrainfer.planner.nouns import ANSWER, PromptPart, TraceRequest
 TITLE = "Simulated: conversations, and prefixes that are cached at home or far away"
 HAS_FIGURE = True
 HITS = (0.5, 0.9)
-N_TALKS, MAX_TURNS, SHORTEST = 160, 4, 1024
+N_TALKS, MAX_TURNS, SHORTEST = 120, 4, 1024
 RATE = 1.3
 PAUSE_S, MORE_S = 45.0, 30.0
 """From a turn to the next one at least, and what is added on average. The answer takes 26 s."""

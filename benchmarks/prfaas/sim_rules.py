@@ -20,7 +20,7 @@ HAS_FIGURE = True
 GBPS = (100.0, 6.0)
 LOADS = (0.5, 0.7, 0.84, 0.95)
 RULES: tuple[Rule, ...] = ("length", "seconds")
-N_REQUESTS, SEEDS = 600, range(2)
+N_REQUESTS, SEEDS = 500, range(2)
 _NO_WORSE = 1.0
 TEXT = """\
 TODO"""
