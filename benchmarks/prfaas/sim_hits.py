@@ -28,7 +28,17 @@ SEEDS = range(2)
 NOTHING, ALONE, RETURNS = "nothing shared", "each cluster's own", "may follow the prompt"
 _NO_WORSE = 1.0
 TEXT = """\
-TODO"""
+Conversations of up to four turns end with a prompt of the case study's lengths; each turn's prompt and answer are 50 or
+90 % of the next prompt. 1.3 requests/s at the paper's arrangement, by the rule `length`. "Nothing shared" has the same
+lengths at the same times, so it is a hit rate of 0; it differs between 50 and 90 %, as earlier turns are shorter at 50.
+
+The rule counts uncached tokens, so cached prefixes keep follow-up turns at home: 27 % of the requests go far without
+hits, 10 % with 50 % hits; 47 % and 9 % with 90 %. The link carries half and a fifth of the bytes. What a D has of a
+conversation is not sent again, so a prompt that is computed anew far away sends only its rest.
+
+Prefixes that may follow a prompt over the link help at 50 %: a turn that is the first of its conversation to go far
+finds nothing there. The mean of the TTFT falls by 7 %, its p90 by 11 %, for 0.06 GB per request on the way out. At 90 %
+they change nothing: the uncached tenth of the longest prompt is below 19.4K, so only first turns leave home."""
 
 
 def turns(length: int, hit: float) -> list[int]:
