@@ -132,9 +132,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
     cases = results["cases"]
     panels = []
     for key, title in (
+        ("gb_per_request", "GB to home"),
         ("ttft_mean_s", "mean TTFT, s"),
         ("ttft_p90_s", "TTFT p90, s"),
-        ("gb_per_request", "GB to home"),
     ):
         series = {name: [[found[name][key]] for found in cases.values()] for name in (NOTHING, ALONE, RETURNS)}
         panels.append(Panel(title, list(cases), series))
