@@ -21,7 +21,13 @@ _RATE = 0.03
 _HALF = 0.5
 ORDERS = {"rank": Policy(), "fcfs": FCFS}
 TEXT = """\
-TODO"""
+Saturated, each deployment carries what the model says with E[T(L)], to 1 %. So the paper's ratios hold for the
+production schedulers, not only on paper.
+
+At 84 % of what 96 H20 carry, which is 54 % of what PrfaaS does, queues are in the TTFT: PrfaaS has 0.41 of the mean and
+0.33 to 0.35 of the p90 (means of five seeds), and no seed is above half. Without queues the mean is half (Table 6), so
+the rest is waiting that a busier deployment has. The order within an instance hardly matters: `rank`, as in production,
+and `fcfs` are within 5 % of each other."""
 
 
 def deployments() -> dict[str, tuple[Clusters, Arrangement]]:
