@@ -12,8 +12,9 @@ USUAL = 0.05
 
 
 class Part(Protocol):
-    """A module of this package. The results of `compute` have `rows`, made by `row`, and perhaps a `table`: lists of
-    cells, the first of which is its head. A part with `HAS_FIGURE` also has a function `draw(results, path)`."""
+    """A module of this package. The results of `compute` have `rows`, made by `row` or, if the part simulates, by
+    `simulated` and `at_most`, and perhaps a `table`: lists of cells, the first of which is its head. A part with
+    `HAS_FIGURE` also has a function `draw(results, path)`."""
 
     TITLE: str
     TEXT: str
@@ -44,6 +45,24 @@ def row(
         "tolerance": tolerance,
         "verdict": _verdict(_relative(ours, paper), tolerance, is_calibrated),
     }
+
+
+def simulated(cell: str, expected: float, value: float, *, tolerance: float = USUAL) -> dict[str, Any]:
+    """What was simulated beside what the model or the paper expects; the cell's name says which of the two."""
+    return {
+        "cell": cell,
+        "expected": expected,
+        "simulated": value,
+        "ratio": value / expected,
+        "tolerance": tolerance,
+        "verdict": _verdict(value / expected, tolerance, is_calibrated=False),
+    }
+
+
+def at_most(cell: str, limit: float, value: float) -> dict[str, Any]:
+    """What was simulated beside the most that it should be."""
+    verdict = "holds" if value <= limit else "**does not hold**"
+    return {"cell": cell, "at_most": limit, "simulated": value, "verdict": verdict}
 
 
 def write_readme(folder: Path, parts: Mapping[str, Part]) -> Path:
@@ -78,14 +97,31 @@ def _section(name: str, part: Part, document: dict[str, Any]) -> str:
     lines = [f"## {part.TITLE}", ""]
     if part.HAS_FIGURE:
         lines += [f"![{part.TITLE}]({name}.png)", ""]
-    lines += ["| cell | paper | ours | ratio | queue | ratio | |", "|---|---|---|---|---|---|---|"]
-    for cells in document["results"]["rows"]:
-        values = [cells["paper"], cells["ours"], cells["ratio"], cells["queue"], cells["queue_ratio"]]
-        shown = [_number(values[0]), _number(values[1]), _ratio(values[2]), _number(values[3]), _ratio(values[4])]
-        lines.append(f"| {' | '.join([cells['cell'], *shown, cells['verdict']])} |")
+    rows = document["results"]["rows"]
+    lines += _simulated_rows(rows) if "simulated" in rows[0] else _paper_rows(rows)
     lines += _table(document["results"].get("table", []))
     lines += ["", part.TEXT, "", f"Numbers: `{name}.json`, revision {document['revision'][:10]}.", ""]
     return "\n".join(lines)
+
+
+def _paper_rows(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["| cell | paper | ours | ratio | queue | ratio | |", "|---|---|---|---|---|---|---|"]
+    for cells in rows:
+        values = [cells["paper"], cells["ours"], cells["ratio"], cells["queue"], cells["queue_ratio"]]
+        shown = [_number(values[0]), _number(values[1]), _ratio(values[2]), _number(values[3]), _ratio(values[4])]
+        lines.append(f"| {' | '.join([cells['cell'], *shown, cells['verdict']])} |")
+    return lines
+
+
+def _simulated_rows(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["| cell | expected | simulated | ratio | |", "|---|---|---|---|---|"]
+    for cells in rows:
+        expected = _number(cells.get("expected"))
+        if "at_most" in cells:
+            expected = f"≤ {_number(cells['at_most'])}"
+        shown = [expected, _number(cells["simulated"]), _ratio(cells.get("ratio"))]
+        lines.append(f"| {' | '.join([cells['cell'], *shown, cells['verdict']])} |")
+    return lines
 
 
 def _table(rows: list[list[str | float]]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hydrainfer.cache import CacheSpec, FullSpec, Part, StateSpec
 from hydrainfer.core import ConfigError, CostModel, Lane, StepBatch
+from hydrainfer.planner.clusters.lengths import Lengths
 from hydrainfer.planner.clusters.times import Times
 
 BLOCK_TOKENS = 256  # of the simulated caches: large, as thousands of blocks per prompt would say no more
@@ -46,16 +47,24 @@ def _prefill_s(times: Times, n_tokens: int) -> float:
 
 class TableCaches(NamedTuple):
     """Caches whose blocks have the bytes of a table: `token_bytes` per token of KV and `state_bytes` per request, by
-    the line through its first and last point."""
+    the line that is nearest to it over the prompts, which have the table's bytes on average."""
 
     token_bytes: float
     state_bytes: float
 
     @classmethod
-    def of(cls, times: Times) -> TableCaches:
-        first, last = times.points[0], times.points[-1]
-        token_bytes = (last.kv_bytes - first.kv_bytes) / (last.tokens - first.tokens)
-        return cls(token_bytes, max(0.0, first.kv_bytes - token_bytes * first.tokens))
+    def of(cls, times: Times, lengths: Lengths) -> TableCaches:
+        kv_bytes = times.kv_bytes(lengths.tokens)
+        mean_bytes = lengths.mean(kv_bytes)
+        apart = lengths.tokens - lengths.mean_tokens
+        variance = lengths.mean(apart**2)
+        if not variance:  # all prompts have one length
+            return cls(mean_bytes / lengths.mean_tokens, 0.0)
+        token_bytes = lengths.mean(apart * kv_bytes) / variance
+        state_bytes = mean_bytes - token_bytes * lengths.mean_tokens
+        if state_bytes < 0.0:
+            return cls(mean_bytes / lengths.mean_tokens, 0.0)
+        return cls(token_bytes, state_bytes)
 
     def kv_bytes(self, n_tokens: int) -> float:
         """What a prompt leaves in the caches."""

@@ -51,13 +51,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(slots=True)
 class Run:
     """Requests that were served. `thresholds`: for each far cluster, and the time from which they held; `n_prefilled`:
-    requests, by the cluster that prefilled them; `sent_bytes`: over links to home; `advice`: when home should have had
-    more of which role."""
+    requests, by the cluster that prefilled them; `sent_bytes`: over links to home, `returned_bytes`: from there;
+    `advice`: when home should have had more of which role."""
 
     served: list[ServedRequest]
     thresholds: list[tuple[float, dict[str, float]]]
     n_prefilled: Counter[str]
     sent_bytes: float
+    returned_bytes: float
     advice: list[tuple[float, Role]]
 
     @property
@@ -83,7 +84,7 @@ class Run:
 
 def simulate(clusters: Clusters, arrangement: Arrangement, setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     """Serve a trace."""
-    caches = TableCaches.of(clusters.home.times)
+    caches = TableCaches.of(clusters.home.times, clusters.lengths)
     home = clusters.home.name
     offload = None
     if clusters.far and arrangement.n_prefill:
@@ -100,7 +101,8 @@ def simulate(clusters: Clusters, arrangement: Arrangement, setup: Setup, trace: 
     served = simulator.run(as_requests(trace, BLOCK_TOKENS))
     seen = simulator.clusters
     sent_bytes = sum(seen.sent_bytes(link.source, link.target) for link in clusters.links)
-    return Run(served, seen.thresholds, seen.n_placed, sent_bytes, seen.advice)
+    returned_bytes = sum(seen.sent_bytes(home, name) for name in setup.returns)
+    return Run(served, seen.thresholds, seen.n_placed, sent_bytes, returned_bytes, seen.advice)
 
 
 def trace_at(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.clusters import Arrangement, Setup, Times, TimesPoint, simulate, throughput, trace_at
+from hydrainfer.planner.clusters import Arrangement, Lengths, Setup, Times, TimesPoint, simulate, throughput, trace_at
 from hydrainfer.planner.clusters.device import MeasuredCost, TableCaches
 from hydrainfer.scheduler import Policy
 from tests.planner.clusters.systems import hand, with_home, with_link
@@ -62,7 +62,7 @@ def test_a_chunk_takes_its_part_of_a_prompt_but_no_less_than_a_prompt_of_its_len
 
 
 def test_caches_have_the_bytes_of_the_table():
-    caches = TableCaches.of(LINE)
+    caches = TableCaches.of(LINE, Lengths.of([1000.0, 200_000.0]))
     assert caches == pytest.approx((2e3, 5e6))
     blocks = caches.blocks(10e9, usual=30_000, longest=200_000)
     assert [spec.name for spec in blocks] == ["kv", "state"]
