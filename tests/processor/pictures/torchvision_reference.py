@@ -1,10 +1,10 @@
-"""The pixels of transformers' torchvision processors, made in a process of their own: where torchvision can be imported,
-transformers chooses other processors for everybody.
+"""The pixels of transformers' torchvision processors, made in a process of their own. Where torchvision can be
+imported, transformers chooses other processors for everybody.
 
     python -m tests.processor.pictures.torchvision_reference FOLDER CASES.json PICTURES.npz RESULTS.npz
 
-FOLDER: where `make torchvision` has put it. CASES: for each name the module and class of a processor and its options.
-Each case is run on all pictures; results are float32 as the processor returns them, by "case|picture".
+FOLDER: where `make torchvision` has put the package. CASES: the class and the options of a processor, by name. Each
+case is run on all pictures. Results are float32 as the processor returns them, by "case|picture".
 """
 
 from __future__ import annotations
