@@ -8,7 +8,7 @@ ARGS ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo serve test test-full test-real test-clients check format setup bench-peers fuzz soak gpu-session clean
+.PHONY: demo serve test test-full test-real test-clients torchvision check format setup bench-peers fuzz soak gpu-session clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,10 @@ $(REAL)/.installed: Makefile $(STAMP)
 
 test-real: $(REAL)/.installed
 	PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m real -rs tests/real $(ARGS)
+
+# For the tests of torchvision's pixels, in a folder of its own: transformers would choose other processors if it saw it.
+torchvision: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/torchvision torchvision==0.28.0
 
 # Clients that people use, each in an environment of its own.
 test-clients: $(STAMP)

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from pathlib import Path
 
+from hydrainfer.checkpoint import PixelBackend
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import n_cores
@@ -14,6 +15,8 @@ from hydrainfer.processor import FetchLimits, MediaLimits, MediaWorkers, VideoLi
 
 MIB = 2**20
 _MOST_WORKERS = 4
+_SOURCES = {"pillow": "resample", "torchvision": "resample_int16"}
+_WITHOUT_KERNEL = {"pillow": "Pillow", "torchvision": "numpy"}
 _EXTRAS = (("image_backend", "dali", "nvidia.dali", "dali"), ("video_backend", "decord", "decord", "video"))
 _log = logging.getLogger(__name__)
 
@@ -45,21 +48,34 @@ def media_limits(config: ServeConfig, resampler: str = "") -> MediaLimits:
     )
 
 
+def pixel_backend(config: ServeConfig) -> PixelBackend:
+    """The library whose pixels are wanted."""
+    return "torchvision" if config.image_backend == "torchvision" else "pillow"
+
+
 def resampler(config: ServeConfig) -> str:
     """The path of the compiled resizing library; empty if it is not wanted, cannot be compiled, or differs from the
-    installed Pillow."""
+    installed Pillow or, for torchvision's pixels, from numpy."""
+    backend = pixel_backend(config)
     if config.image_backend == "pillow" or not config.native_kernels:
         return ""
-    library = build_resampler()
-    if library and not agrees(library):
-        _log.warning("this version of Pillow resizes differently from our kernel; using Pillow (slower)")
+    library = build_resampler(_SOURCES[backend])
+    if library and not agrees(library, backend):
+        _log.warning("our kernel resizes differently here; using %s (slower)", _WITHOUT_KERNEL[backend])
         return ""
+    if backend == "torchvision" and not library:
+        _log.warning("no C++ compiler works here, so numpy resizes pictures: a second for a large one")
     return library
 
 
-def backend_name(limits: MediaLimits) -> str:
+def backend_name(config: ServeConfig, limits: MediaLimits) -> str:
     """The names, for people, of the libraries that decode and resize pictures."""
-    return ("dali, else " if limits.dali else "") + ("pillow, our resizing" if limits.resampler else "pillow")
+    backend = pixel_backend(config)
+    decoding = "dali, else pillow" if limits.dali else "pillow"
+    pixels = ", torchvision's pixels" if backend == "torchvision" else ""
+    if limits.resampler:
+        return f"{decoding}{pixels}, our resizing"
+    return f"{decoding}{pixels} by numpy (slow)" if pixels else decoding
 
 
 def video_reading(config: ServeConfig, resampler: str = "") -> VideoReading:

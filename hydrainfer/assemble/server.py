@@ -20,6 +20,7 @@ from hydrainfer.assemble.media import (
     fetch_limits,
     media_limits,
     media_workers,
+    pixel_backend,
     resampler,
     video_reading,
 )
@@ -99,7 +100,8 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     check_stores(config, specs)
     fetcher = Fetcher(fetch_limits(config))
     parsed = parse_config(model_folder(config))
-    model = parsed.model
+    model = parsed.model.by(pixel_backend(config))
+    parsed = parsed._replace(model=model)
     _check_layout(config.layout, specs, model)
     description = _description(config, parsed)
     config = _settled(config, model)
@@ -129,7 +131,10 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         raise
     sessions.attach(engine, recorder.timings, recorder.stopped)
     workers = intake.processor.media.workers
-    facts |= {"image_backend": backend_name(intake.processor.limits), "media_workers": workers.n if workers else 0}
+    facts |= {
+        "image_backend": backend_name(config, intake.processor.limits),
+        "media_workers": workers.n if workers else 0,
+    }
     facts = {"served_model_name": ", ".join(names), "max_model_len": description.n_context, **facts}
     return ServerParts(config, names, intake, sessions, engine, recorder, facts, pools, traces)
 

@@ -21,7 +21,14 @@ from hydrainfer.checkpoint.gemma import SiglipConfig
 from hydrainfer.checkpoint.lfm3 import Lfm3VisionConfig
 from hydrainfer.checkpoint.located import has_weights, is_hub_name, locate, locate_model, model_folder, name_of
 from hydrainfer.checkpoint.model import Fit, ModelConfig, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
+from hydrainfer.checkpoint.pixels import (
+    ClipSettings,
+    PixelBackend,
+    PixelBounds,
+    PixelSettings,
+    QwenSettings,
+    QwenVideoSettings,
+)
 from hydrainfer.checkpoint.qwen import MAX_ASPECT, FramesConfig, QwenVisionConfig
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.weights import weight_files
@@ -40,7 +47,9 @@ __all__ = [
     "Lfm3VisionConfig",
     "ModelConfig",
     "ParsedConfig",
+    "PixelBackend",
     "PixelBounds",
+    "PixelSettings",
     "QwenSettings",
     "QwenVideoSettings",
     "QwenVisionConfig",

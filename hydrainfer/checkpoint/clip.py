@@ -3,15 +3,15 @@ tiles."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from hydrainfer.checkpoint.files import preprocessing, require
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import ClipSettings, stated
+from hydrainfer.checkpoint.pixels import ClipSettings, PixelBackend, stated
 
 Points = tuple[tuple[int, int], ...]
 PINPOINTS: Points = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
@@ -45,6 +45,9 @@ class ClipConfig(VisionConfig):
         """The rows of one encoded picture."""
         return self.patches + self.keep_class
 
+    def by(self, backend: PixelBackend) -> Self:
+        return replace(self, pixels=self.pixels.by(backend))
+
     def shape(self, width: int, fit: Fit) -> VisionShape:
         """The tower for one square: all patch rows and the class row pass all layers up to the last one whose output is
         used."""
@@ -74,6 +77,9 @@ class AnyresConfig(VisionConfig):
         """The rows of the largest picture."""
         size, side = self.clip.image_size, self.clip.image_size // self.clip.patch_size
         return self.clip.patches + max(h // size * side * (w // size * side + 1) for h, w in self.pinpoints)
+
+    def by(self, backend: PixelBackend) -> Self:
+        return replace(self, clip=self.clip.by(backend))
 
     def shape(self, width: int, fit: Fit) -> VisionShape:
         """The tower for a picture and its tiles, each a square; padding is removed after the tower. Patches per token

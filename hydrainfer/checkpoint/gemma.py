@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hydrainfer.checkpoint.files import preprocessing, require
 from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import ClipSettings
+from hydrainfer.checkpoint.pixels import ClipSettings, PixelBackend
 
 _BILINEAR = 2  # Pillow's number of the filter
 
@@ -37,6 +37,9 @@ class SiglipConfig(VisionConfig):
     def tokens(self) -> int:
         """The rows of one encoded picture."""
         return self.side**2
+
+    def by(self, backend: PixelBackend) -> Self:
+        return replace(self, pixels=self.pixels.by(backend))
 
     def shape(self, width: int, fit: Fit) -> VisionShape:  # noqa: ARG002  # all pictures have one size
         hidden, layer = self.hidden, 4 * self.hidden**2 + 2 * self.hidden * self.intermediate

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import msgspec
 
 from hydrainfer.checkpoint.decoder import TextConfig
+from hydrainfer.checkpoint.pixels import PixelBackend
 
 Fit = Callable[[int, int], int]
 """A function that returns the number of embedding tokens of a picture of this width and height in pixels."""
@@ -49,6 +50,9 @@ class VisionConfig(Protocol):
         """The layers whose features are added in the first language layers."""
         return ()
 
+    def by(self, backend: PixelBackend) -> Self:
+        """The description with pictures prepared by this backend. Raises `ConfigError` if it lacks a filter."""
+
     def shape(self, width: int, fit: Fit) -> VisionShape:
         """The tower as numbers for the planner. `width`: hidden size of the decoder."""
 
@@ -67,6 +71,11 @@ class ModelConfig:
     dtype: str
     around: tuple[int, ...] = ()
     sees_whole: bool = False
+
+    def by(self, backend: PixelBackend) -> ModelConfig:
+        """The description with pictures, if the model takes any, prepared by this backend. Raises `ConfigError` if it
+        lacks a filter."""
+        return self if self.vision is None else replace(self, vision=self.vision.by(backend))
 
     @property
     def deepstack(self) -> int:

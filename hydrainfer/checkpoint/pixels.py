@@ -11,23 +11,42 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from hydrainfer.core import CheckpointError
+from hydrainfer.core import CheckpointError, ConfigError
 
 BICUBIC = 3  # Pillow's number of the filter
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 _HALF = (0.5, 0.5, 0.5)
 FrameTimes = Literal["counted", "timed", "told"]
+PixelBackend = Literal["pillow", "torchvision"]
+"""The library whose results are reproduced to the last bit, as transformers' image processors do with either."""
+_FILTERS = {
+    1: "Lanczos",
+    2: "bilinear",
+    3: "bicubic",
+}  # those of torch for 8-bit pixels, by Pillow's number
 
 
 class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that all preprocessing has. `resample`: Pillow's number of the filter. `scale`, then `mean` and
     `std` of red, green and blue, are applied on the device; for the processor they are only a part of a picture's
-    key."""
+    key. `backend` decides how pictures are resized, cropped and normalised."""
 
+    backend: PixelBackend = "pillow"
     resample: int = BICUBIC
     scale: float = 1 / 255
     mean: tuple[float, ...] = _MEAN
     std: tuple[float, ...] = _STD
+
+    def by(self, backend: PixelBackend) -> Self:
+        """The same preprocessing by another backend. Raises `ConfigError` if that lacks the filter."""
+        if backend == "torchvision" and self.resample not in _FILTERS:
+            supported = ", ".join(f"{number} ({name})" for number, name in _FILTERS.items())
+            raise ConfigError(
+                f"image_backend torchvision resizes with filters {supported}, and preprocessor_config.json asks for "
+                f"{self.resample}; use image_backend pillow",
+                param="image_backend",
+            )
+        return msgspec.structs.replace(self, backend=backend)
 
     @classmethod
     def _settled(cls, given: Mapping[str, Any], **own: Any) -> Self:
@@ -136,6 +155,10 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float = 1.0
     start: str = "<|vision_start|>"
     end: str = "<|vision_end|>"
+
+    def by(self, backend: PixelBackend) -> QwenVideoSettings:
+        """`PixelSettings.by` for frames."""
+        return msgspec.structs.replace(self, frames=self.frames.by(backend))
 
     @classmethod
     def read(

@@ -6,13 +6,13 @@ LFM3-VL's tower takes the same pixels; see `lfm3`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hydrainfer.checkpoint.files import preprocessing, require
 from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import FrameTimes, QwenSettings, QwenVideoSettings
+from hydrainfer.checkpoint.pixels import FrameTimes, PixelBackend, QwenSettings, QwenVideoSettings
 
 MAX_ASPECT = 200
 """The highest ratio of a picture's sides."""
@@ -55,6 +55,9 @@ class FramesConfig(VisionConfig):
         least, most, side = self.pixels.bounds.least, self.pixels.bounds.most, self.pixels.factor
         narrow = (math.sqrt(least / MAX_ASPECT) // side + 1) * (math.sqrt(max(least, most) * MAX_ASPECT) // side + 1)
         return int(max(most // side**2, narrow, 1))
+
+    def by(self, backend: PixelBackend) -> Self:
+        return replace(self, pixels=self.pixels.by(backend), videos=self.videos.by(backend))
 
 
 @dataclass(frozen=True)

@@ -376,11 +376,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pixel_memory_mib: Annotated[float, _help("Limits", "Decoded pictures held at once; beyond it 429.", gt=0)] = 512.0
     preprocess_threads: Annotated[int, _help("Limits", "Threads that decode pictures and tokenise.", ge=1)] = 2
     image_backend: Annotated[
-        Literal["auto", "pillow", "dali"],
+        Literal["auto", "torchvision", "pillow", "dali"],
         _help(
             "Media",
-            "auto: Pillow, with our compiled resizing of the same result where the processor has AVX2; pillow: without "
-            "that; dali (an extra): JPEGs on the GPU, not the reference's pixels.",
+            "auto: Pillow, with our compiled resizing of the same result where the processor has AVX2; torchvision: "
+            "torchvision's pixels, which need neither it nor torch; pillow: without our resizing; dali (an extra): "
+            "JPEGs on the GPU, not the reference's pixels.",
         ),
     ] = "auto"
     media_workers: Annotated[

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import ClipConfig, ClipSettings
 from hydrainfer.models.activations import activation
+from hydrainfer.models.picture import Normalising
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet, Segments
 
@@ -39,13 +40,12 @@ class Patches:
     """uint8 [pictures, size, size, 3] → normalised patches [pictures, patches, 3 * patch ** 2]."""
 
     def __init__(self, pixels: ClipSettings, size: int, patch: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._side, self._patch, self._scale, self._dtype = size // patch, patch, pixels.scale, dtype
-        self._mean, self._std = (torch.tensor(given, device=device) for given in (pixels.mean, pixels.std))
+        self._side, self._patch, self._dtype = size // patch, patch, dtype
+        self._normalised = Normalising(pixels, device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         side, p = self._side, self._patch
-        scaled = (pixels.float().mul_(self._scale) - self._mean).div_(self._std)
-        grid = scaled[:, : side * p, : side * p].unflatten(2, (side, p)).unflatten(1, (side, p))
+        grid = self._normalised(pixels)[:, : side * p, : side * p].unflatten(2, (side, p)).unflatten(1, (side, p))
         return grid.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2).to(self._dtype)
 
 

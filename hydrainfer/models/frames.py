@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import FramesConfig
 from hydrainfer.models.patches import Arranged, Cut, Grid, PatchLayout, arrange, fits, room_for, rows_of
-from hydrainfer.models.picture import PassSize, PatchedPicture
+from hydrainfer.models.picture import Normalising, PassSize, PatchedPicture
 from hydrainfer.ops import OpSet, Segments, packed_bytes, stepping, to_device, upload
 
 _PASS_ROWS = 16_384
@@ -47,8 +47,7 @@ class FrameTower(ABC):
         self._widest = widest
         quarter = torch.arange(0, c.hidden // c.heads // 2, 2, dtype=torch.int64).float() / (c.hidden // c.heads // 2)
         self._inverse = (1.0 / (c.theta**quarter)).to(device)
-        self._mean = torch.tensor(c.pixels.mean, device=device)
-        self._std = torch.tensor(c.pixels.std, device=device)
+        self._normalised = Normalising(c.pixels, device)
         self._layouts: dict[tuple[Grid, ...], PatchLayout] = {}
         self._captured: Tensor | None = None  # the patches of all buckets, of which one is computed at a time
         self.through: Callable[[list[PatchedPicture]], Tensor] | None = None
@@ -126,7 +125,7 @@ class FrameTower(ABC):
             assert picture.grid is not None
             t, h, w = picture.grid
             pixels = to_device(picture.pixels.copy(), self.device)  # [frames, height, width, 3]; the array is read-only
-            scaled = (pixels.float().mul_(c.pixels.scale) - self._mean).div_(self._std).to(self.dtype)
+            scaled = self._normalised(pixels).to(self.dtype)
             scaled = scaled.expand(t * c.temporal, -1, -1, -1) if t == 1 else scaled
             parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
             parts = parts.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)  # [t, h, w, merge, merge, 3, temporal, patch, patch]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydrainfer.checkpoint import PixelSettings
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import to_device
 
@@ -22,6 +23,24 @@ class PatchedPicture(NamedTuple):
 
     pixels: np.ndarray
     grid: tuple[int, int, int] | None = None
+
+
+class Normalising:
+    """Rescales and normalises pixels: uint8 [..., 3] → float32 of the same shape. The operations and their order are
+    those of transformers' image processor with the same backend."""
+
+    def __init__(self, settings: PixelSettings, device: torch.device) -> None:
+        self._mean, self._std = (torch.tensor(given, device=device) for given in (settings.mean, settings.std))
+        self._scale: float | None = settings.scale
+        if settings.backend == "torchvision":
+            self._mean, self._std = (given * (1.0 / settings.scale) for given in (self._mean, self._std))
+            self._scale = None
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        wide = pixels.float()
+        if self._scale is not None:
+            wide.mul_(self._scale)
+        return wide.sub_(self._mean).div_(self._std)
 
 
 class PassSize(NamedTuple):

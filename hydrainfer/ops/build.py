@@ -184,18 +184,19 @@ def nvcc() -> str | None:
     return shutil.which("nvcc", path=os.pathsep.join(places)) or shutil.which("nvcc")
 
 
-def build_resampler() -> str:
-    """The path of the library compiled from `resample.cpp`, for `processor.pictures.resample`. Empty if there is no
-    compiler or the processor has no AVX2. Compiling takes a second or two, once on a machine."""
+def build_resampler(source: str = "resample") -> str:
+    """The path of the library compiled from `resample.cpp`, for `processor.pictures.resample`, or from another source
+    of `kernels/cpu`. Empty if there is no compiler or if the source needs AVX2 and the processor has none. Compiling
+    takes a second or two, once on a machine."""
     folder, compiler = _sources(), _compiler()
     if folder is None or compiler is None:
         return ""
     try:
-        library = _build_folder(_key(folder, compiler)) / "resample.so"
+        library = _build_folder(_key(folder, compiler)) / f"{source}.so"
         if not library.exists():
-            _compile(compiler, folder / "resample.cpp", library)
+            _compile(compiler, folder / f"{source}.cpp", library)
     except (OSError, subprocess.SubprocessError) as e:
-        _log.info("pictures are resized by Pillow: %s", type(e).__name__)
+        _log.info("%s.cpp did not compile: %s", source, type(e).__name__)
         return ""
     return str(library)
 

@@ -19,6 +19,7 @@ from hydrainfer.processor.pictures.media import (
     MediaLimits,
     Picture,
     ResizeTarget,
+    agrees,
     decode_image,
     from_image,
     header_pixels,
@@ -27,7 +28,6 @@ from hydrainfer.processor.pictures.media import (
     silence_pillow,
 )
 from hydrainfer.processor.pictures.pixels import Pixels, PixelStore
-from hydrainfer.processor.pictures.resample import agrees, resized
 
 __all__ = [
     "ClipImages",
@@ -49,7 +49,6 @@ __all__ = [
     "image_adapter",
     "read_data_url",
     "read_image_url",
-    "resized",
     "silence_pillow",
     "video_adapter",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 
 from hydrainfer.checkpoint import ClipSettings, ModelConfig
 from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, without_options
-from hydrainfer.processor.pictures.media import Picture
+from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 
 
@@ -62,12 +62,15 @@ class AnyresImages:
         (high, wide), (height, width) = self._place(image.width, image.height)
         canvas = np.zeros((high, wide, 3), dtype=np.uint8)
         top, left = (high - height) // 2, (wide - width) // 2
-        canvas[top : top + height, left : left + width] = picture.resized(width, height, s.clip.resample)
+        canvas[top : top + height, left : left + width] = picture.resized(self._target(width, height))
         squares = np.empty((1 + high // s.tile * (wide // s.tile), s.tile, s.tile, 3), dtype=np.uint8)
-        squares[0] = picture.resized(s.tile, s.tile, s.clip.resample)
+        squares[0] = picture.resized(self._target(s.tile, s.tile))
         tiles = canvas.reshape(high // s.tile, s.tile, wide // s.tile, s.tile, 3)
         squares[1:] = tiles.swapaxes(1, 2).reshape(-1, s.tile, s.tile, 3)
         return squares
+
+    def _target(self, width: int, height: int) -> ResizeTarget:
+        return ResizeTarget(width, height, self.settings.clip.resample, self.settings.clip.backend)
 
     def _place(self, width: int, height: int) -> _Canvas:
         """The canvas for a picture of this size: the pinpoint that keeps most of its pixels and, among those, has the

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from hydrainfer.checkpoint import ClipSettings, ModelConfig
+from hydrainfer.checkpoint import ClipSettings, ModelConfig, PixelBackend
 from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, without_options
 from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
@@ -33,7 +33,7 @@ class ClipImages:
     def resized(self, width: int, height: int) -> ResizeTarget:
         if self.settings.resize is not None and not self.settings.pad:
             height, width = _target(width, height, self.settings.resize)
-        return ResizeTarget(width, height, self.settings.resample)
+        return ResizeTarget(width, height, self.settings.resample, self.settings.backend)
 
     def pixels(self, picture: Picture) -> Pixels:
         """The resized and cropped picture, uint8 [height, width, 3]."""
@@ -45,8 +45,9 @@ class ClipImages:
         if settings.resize is not None:
             height, width = _target(width, height, settings.resize)
         crop = settings.crop or (height, width)
-        array = picture.resized(width, height, settings.resample, _middle(width, height, crop))
-        return _surrounded(array, crop)
+        target = ResizeTarget(width, height, settings.resample, settings.backend)
+        array = picture.resized(target, _middle(width, height, crop))
+        return _surrounded(array, crop, settings.backend)
 
 
 def llava_images(model: ModelConfig) -> ClipImages:
@@ -75,10 +76,14 @@ def _middle(width: int, height: int, crop: tuple[int, int]) -> Box:
     return left, top, min(width, left + crop[1]), min(height, top + crop[0])
 
 
-def _surrounded(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """An array [h, w, 3], padded on all sides with black to (height, width)."""
-    missing = [want - have for want, have in zip(size, array.shape[:2], strict=True)]
-    return np.pad(array, [*((-(-n // 2), n // 2) for n in missing), (0, 0)]) if any(missing) else array
+def _surrounded(array: np.ndarray, size: tuple[int, int], backend: PixelBackend) -> np.ndarray:
+    """An array [h, w, 3], padded on all sides with black to (height, width). An odd pixel is at the top or left or, as
+    torchvision has it, at the bottom or right."""
+    if array.shape[:2] == size:
+        return array
+    more = [want - have for want, have in zip(size, array.shape[:2], strict=True)]
+    before = [n // 2 if backend == "torchvision" else -(-n // 2) for n in more]
+    return np.pad(array, [(b, n - b) for b, n in zip((*before, 0), (*more, 0), strict=True)])
 
 
 def _square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:

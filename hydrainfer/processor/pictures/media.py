@@ -16,12 +16,15 @@ import msgspec
 import numpy as np
 from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
+from hydrainfer.checkpoint import PixelBackend
 from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge
-from hydrainfer.processor.pictures.resample import Box, resized
+from hydrainfer.processor.pictures import resample, resample_int16
+from hydrainfer.processor.pictures.resample import Box
 
 Size = tuple[int, int]
 SUPPORTED = "JPEG, PNG, WebP and GIF"
 _PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # importing these registers their formats
+_ARITHMETICS = {"pillow": resample, "torchvision": resample_int16}
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -49,8 +52,8 @@ class MediaLimits(msgspec.Struct, frozen=True):
     """The limits on the pictures of one request, and how they are decoded. `max_pixels` is checked against the header,
     before decoding. `max_aspect` bounds the memory for resizing the short edge. `fast_jpeg`: decode a JPEG at 1/2, 1/4
     or 1/8 of its size if that is still at least the target size; the pixels differ from the reference. `resampler`: the
-    `library` of `resample.resized`. `dali`: DALI decodes and resizes what it can; these pixels, too, differ from the
-    reference."""
+    path of the compiled resizing for the backend of the adapters; empty: Pillow or numpy resize. `dali`: DALI decodes
+    and resizes what it can; these pixels, too, differ from the reference."""
 
     max_images: int = 16
     max_videos: int = 2
@@ -63,11 +66,24 @@ class MediaLimits(msgspec.Struct, frozen=True):
 
 
 class ResizeTarget(NamedTuple):
-    """The size that a picture will be resized to, and Pillow's filter for it."""
+    """The size that a picture will be resized to, Pillow's filter for it, and whose arithmetic does it."""
 
     width: int
     height: int
     resample: int
+    backend: PixelBackend = "pillow"
+
+    def resized(self, image: Image.Image, box: Box | None = None, library: str = "") -> np.ndarray:
+        """The resized RGB picture as uint8 [height, width, 3], or the `box` of it. `library`: that of
+        `MediaLimits.resampler`."""
+        resize = _ARITHMETICS[self.backend].resized
+        return resize(image, self.width, self.height, self.resample, box, library)
+
+
+def agrees(library: str, backend: PixelBackend) -> bool:
+    """Whether the compiled resizing gives the same pixels as what resizes without it: the installed Pillow, another
+    version of which may round differently or have the passes in another order, or numpy."""
+    return _ARITHMETICS[backend].agrees(library)
 
 
 class Picture(NamedTuple):
@@ -84,9 +100,9 @@ class Picture(NamedTuple):
         """Width and height of the picture that the client sent, upright."""
         return self.full or self.image.size
 
-    def resized(self, width: int, height: int, resample: int, box: Box | None = None) -> np.ndarray:
+    def resized(self, target: ResizeTarget, box: Box | None = None) -> np.ndarray:
         """The resized picture, uint8 [height, width, 3], or the `box` of it."""
-        return resized(self.image, width, height, resample, box, self.resampler)
+        return target.resized(self.image, box, self.resampler)
 
 
 def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
@@ -197,7 +213,7 @@ def _by_dali(data: bytes, image: Image.Image, target: ResizeTarget) -> Image.Ima
         return None
     from hydrainfer.processor.pictures.dali import decoder
 
-    made = decoder().resized(data, *target)
+    made = decoder().resized(data, *target[:3])
     return None if made is None else Image.fromarray(made)
 
 

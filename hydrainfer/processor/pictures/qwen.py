@@ -84,11 +84,11 @@ class QwenImages:
 
     def pixels(self, picture: Picture) -> Pixels:
         """The resized picture, uint8 [1, height, width, 3]."""
-        return picture.resized(*self.resized(*picture.size))[None]
+        return picture.resized(self.resized(*picture.size))[None]
 
     def resized(self, width: int, height: int) -> ResizeTarget:
-        h, w = self._target(width, height)
-        return ResizeTarget(w * self.settings.factor, h * self.settings.factor, self.settings.resample)
+        (h, w), s = self._target(width, height), self.settings
+        return ResizeTarget(w * s.factor, h * s.factor, s.resample, s.backend)
 
     def _target(self, width: int, height: int) -> tuple[int, int]:
         """(rows, columns) of a picture in tokens."""

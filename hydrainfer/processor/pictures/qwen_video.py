@@ -88,7 +88,7 @@ class QwenVideos:
     def resized(self, video: VideoShape, n_frames: int) -> ResizeTarget:
         s = self.settings.frames
         h, w = self._target(video, n_frames)
-        return ResizeTarget(w * s.factor, h * s.factor, s.resample)
+        return ResizeTarget(w * s.factor, h * s.factor, s.resample, s.backend)
 
     def pixels(self, video: VideoShape, frames: np.ndarray) -> list[Pixels]:
         pair = self.settings.frames.temporal

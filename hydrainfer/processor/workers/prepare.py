@@ -20,7 +20,6 @@ from hydrainfer.processor.pictures import (
     VideoShape,
     content_key,
     frames_key,
-    resized,
 )
 from hydrainfer.processor.video import FrameSize
 
@@ -71,7 +70,7 @@ def prepare_video(
     target = adapter.resized(video.shape, len(indices))
 
     def made(frame: np.ndarray) -> np.ndarray:
-        return resized(Image.fromarray(frame), *target, library=reading.resampler)
+        return target.resized(Image.fromarray(frame), library=reading.resampler)
 
     arrays = adapter.pixels(video.shape, video.read(indices, FrameSize(target.width, target.height, made)))
     return tuple(

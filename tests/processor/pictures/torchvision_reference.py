@@ -1,0 +1,40 @@
+"""The pixels of transformers' torchvision processors, made in a process of their own. Where torchvision can be
+imported, transformers chooses other processors for everybody.
+
+    python -m tests.processor.pictures.torchvision_reference FOLDER CASES.json PICTURES.npz RESULTS.npz
+
+FOLDER: where `make torchvision` has put the package. CASES: the class and the options of a processor, by name. Each
+case is run on all pictures. Results are float32 as the processor returns them, by "case|picture".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pkgutil import resolve_name
+
+import numpy as np
+import torch
+from PIL import Image
+
+_OPERATORS = ("nms", "qnms")  # a build for CUDA refers to them, and does not have them on a CPU
+
+
+def main(folder: str, cases: str, pictures: str, results: str) -> None:
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in _OPERATORS:
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    sys.path.append(folder)
+    found = {}
+    with open(cases) as file, np.load(pictures) as arrays:
+        for case, (name, options) in json.load(file).items():
+            processor = resolve_name(name)(**options)
+            assert processor.backend == "torchvision"
+            for key, array in arrays.items():
+                made = processor(Image.fromarray(array), return_tensors="pt")["pixel_values"]
+                found[f"{case}|{key}"] = made.numpy()
+    np.savez(results, **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
