@@ -50,9 +50,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "b31": ("cache", "scheduler"),
 }
 """What each experiment measures."""
-TOO_OLD = frozenset({"b01_side_by_side", "b14", "b15"})
-"""Results that are known to be too old, and wait to be measured again; `b01_side_by_side` on a Zen 5. The house asks
-for no more of them."""
+TOO_OLD = frozenset({"b01_side_by_side", "b01_poisson_slice", "b01_poisson_slo", "b14", "b15"})
+"""Results that are known to be too old, and wait to be measured again; `b01_side_by_side` on a Zen 5, the other two of
+b01 with vLLM and OpenVINO beside it. The house asks for no more of them."""
 
 
 def git(*arguments: str) -> str:
