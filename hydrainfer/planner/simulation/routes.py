@@ -150,8 +150,7 @@ class Clusters:
         """Seconds of a message from one instance to another; "" is the server."""
         if not self._routes:
             return self._link.message_s
-        one = self.of[source] if source else self.home
-        other = self.of[target] if target else self.home
+        one, other = self._cluster(source), self._cluster(target)
         if one == other:
             return self._link.message_s
         route = self._routes.get((one, other)) or self._routes.get((other, one))
@@ -159,10 +158,14 @@ class Clusters:
         return self._link.message_s + route.route.latency_s
 
     def between(self, source: str, target: str) -> SharedRoute | None:
-        """The route for a copy from one instance to another; None inside a cluster."""
-        if self.of[source] == self.of[target]:
+        """The route for a copy from one instance, or the server (""), to another; None inside a cluster."""
+        one, other = self._cluster(source), self._cluster(target)
+        if one == other:
             return None
-        return self._routes[self.of[source], self.of[target]]
+        return self._routes[one, other]
+
+    def _cluster(self, name: str) -> str:
+        return self.of[name] if name else self.home
 
     def observe(self, now: float, roster: Roster, n_done: int) -> None:
         """Called at every heartbeat. `n_done`: the requests that have ended."""

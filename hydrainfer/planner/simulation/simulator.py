@@ -94,7 +94,8 @@ class Simulator:
     """One run of a deployment. `record` gets the lifecycle events; `watch`, if given, is asked at every heartbeat
     whether to stop. With `leaps`, decode steps that change nothing but counts are computed at once (`leap.py`).
     `answer(request, n)`: the token after the first `n` tokens of an answer. `store`: one that all instances share.
-    `routes`: between clusters; the server is in the cluster `home`; `offload` chooses which one prefills a prompt."""
+    `routes`: between clusters; the server is in the cluster `home`; `offload` chooses which one prefills a prompt.
+    `pixel_bytes`: of the pixels behind an embedding token, which an encoder in another cluster gets from home."""
 
     def __init__(
         self,
@@ -110,8 +111,10 @@ class Simulator:
         routes: Sequence[Route] = (),
         home: str = "",
         offload: Offload | None = None,
+        pixel_bytes: float = 0.0,
     ) -> None:
         self.answer = answer
+        self.pixel_bytes = pixel_bytes
         self.shelf = None if store is None else Shelf(store)
         self.link = link or Link()
         self.now = 0.0
@@ -251,8 +254,13 @@ class Simulator:
         request, elsewhere = self.clusters.placed(request, self._roster)
         name = self._placer.choose(request, request.plan()[0], elsewhere)
         assert name is not None, "the layout lacks a stage"
-        at_s = self.now + self.clusters.message_s("", name)
-        self.at(at_s, partial(self._deliver, self.nodes[name], Submit(request)))
+        submit = partial(self._deliver, self.nodes[name], Submit(request))
+        n_bytes = self.pixel_bytes * sum(m.n_tokens for m in request.media)
+        route = self.clusters.between("", name) if n_bytes else None
+        if route is not None and self.nodes[name].engine.scheduler.duties.runs(Stage.ENCODE):
+            route.begin(n_bytes, submit)
+        else:
+            self.at(self.now + self.clusters.message_s("", name), submit)
 
     def _deliver(self, node: ModelledNode, message: Parcel | Submit) -> None:
         node.inbox.append(message)

@@ -2,12 +2,13 @@
 
 import heapq
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.nouns import Link, Route
+from hydrainfer.planner.nouns import Link, Route, TraceRequest
 from hydrainfer.planner.simulation.routes import SharedRoute, Timer
 from hydrainfer.planner.simulation.simulator import Simulator
 from hydrainfer.planner.simulation.trace import as_requests
@@ -105,3 +106,21 @@ def test_one_cluster_by_whichever_name_is_the_same_bit_for_bit(layout, workload)
         return [(one.token_s, one.tokens) for one in simulator.run(requests)]
 
     assert outcome("") == outcome("here")
+
+
+def test_an_encoder_in_another_cluster_waits_for_the_pixels_and_a_decoder_for_the_kv():
+    """What is encoded far away is late by its pixels over the link, and nothing else is."""
+    routes = [
+        Route(source="home", target="far", rates=((0.0, 1e5),), latency_s=0.001),
+        Route(source="far", target="home", rates=((0.0, 1e9),), latency_s=0.001),
+    ]
+    instances = list(deployment("1EP1D"))
+    instances[0] = msgspec.structs.replace(instances[0], cluster="far")
+    instances[1] = msgspec.structs.replace(instances[1], cluster="home")
+    request = as_requests([TraceRequest(arrival_s=0.0, n_text=8, pictures=(20,), n_output=3)], KV.block_tokens)
+
+    def first_s(pixel_bytes):
+        (one,) = Simulator(instances, routes=routes, home="home", pixel_bytes=pixel_bytes).run(request)
+        return one.token_s[0]
+
+    assert first_s(500.0) == pytest.approx(first_s(0.0) + 20 * 500.0 / 1e5, abs=1e-3)
