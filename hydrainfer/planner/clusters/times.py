@@ -47,12 +47,6 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"times: {after.tokens:g} tokens after {before.tokens:g}, points must ascend", param="times"
                 )
-            if after.kv_bytes < before.kv_bytes:
-                raise ConfigError(
-                    f"times: {after.tokens:g} tokens leave less in the caches than {before.tokens:g}, "
-                    f"{after.kv_bytes:g} bytes after {before.kv_bytes:g}",
-                    param="times",
-                )
 
     @classmethod
     def sampled(

@@ -51,6 +51,10 @@ def test_a_tpot_that_no_measured_batch_meets_is_refused(tmp_path):
         ({"prefill": [[1000, 100, 0.5], [1000, 100, 0.5]]}, "prefill: 1000 tokens after 1000"),
         ({"prefill": [[1000, 100, 0.5], [2000, -1, 0.5]]}, "prefill: tokens, KV bytes and seconds must be positive"),
         ({"prefill": [[1000, 100], [2000, 100]]}, "expected `array` of length 3"),
+        (
+            {"prefill": [[1000, 100, 0.5], [2000, 9, 0.6]]},
+            "prefill: 2000 tokens leave 9 MiB in the caches, 1000 leave 100",
+        ),
         ({"decode": [[0, 0.02]]}, "decode: sequences and seconds must be positive"),
         ({"decode": [[20, 0.02], [10, 0.01]]}, "decode: 10 sequences after 20"),
         ({"devices": 0}, "devices: at least 1"),
