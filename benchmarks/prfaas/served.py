@@ -57,7 +57,7 @@ def p90(values: Floats) -> float:
 
 
 def latencies(runs: Sequence[Run]) -> dict[str, list[float]]:
-    """Of each run, seconds until the first token and the second one."""
+    """Seconds until the first token and the second one, of each run."""
     return {
         "ttft_mean_s": [float(run.ttft_s.mean()) for run in runs],
         "ttft_p90_s": [p90(run.ttft_s) for run in runs],

@@ -60,7 +60,7 @@ def stepped(name: str, seed: int) -> Run:
 
 
 def within(run: Run, values: Floats, from_s: float, to_s: float) -> Floats:
-    """Of the requests that arrived in this time."""
+    """The value over the requests that arrived in this time."""
     return values[(run.arrivals_s >= from_s) & (run.arrivals_s < to_s)]
 
 

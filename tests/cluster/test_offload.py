@@ -240,7 +240,7 @@ def test_its_first_three_minutes_begin_when_it_is_first_asked():
     ("n_prefill", "decoding", "role"), [(4, 10, None), (9, 20, None), (9, 2, "P"), (0, 20, "D")], ids=str
 )
 def test_every_three_minutes_it_says_of_which_role_home_should_have_more(n_prefill, decoding, role):
-    """Of ten seconds, prefill is busy for one, and `n_prefill` more; decode has so many of 20 places taken."""
+    """Prefill is busy for one second of ten, and `n_prefill` more; decode has so many of 20 places taken."""
     roster, balance = two_clusters(), Balance("home", 20)
     for second in range(200):
         busy = Load(n_tokens=5 * (second % 10 <= n_prefill))

@@ -67,7 +67,7 @@ class Run:
 
     @property
     def ttft_s(self) -> Floats:
-        """Of each request, by arrival."""
+        """The TTFT of each request, by arrival, in seconds."""
         return np.array([one.token_s[0] - one.arrival_s for one in self.served])
 
     @property

@@ -15,7 +15,7 @@ import msgspec
 
 FLOAT32_BYTES = 4
 DELTA_FLOPS = 8
-"""Of the delta rule, per value of the state and token: decay, read, update, read."""
+"""The operations of the delta rule, per value of the state and token: decay, read, update, read."""
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag=str.lower):
