@@ -42,7 +42,7 @@ def test_everything_comes_whatever_the_deadline(ends, limit_s):
 def test_the_kernel_takes_every_wait(seconds):
     whole, micro = struct.unpack("ll", timeval(seconds))
     assert 0 <= micro < 1_000_000 and whole * 1_000_000 + micro > 0
-    assert 0 <= whole + micro / 1e6 - seconds < 2e-6
+    assert -1e-9 < whole + micro / 1e6 - seconds < 2e-6  # less by the rounding of a float only
 
 
 def test_a_large_array_comes_while_it_is_sent(ends):
