@@ -43,7 +43,7 @@ def sustained(run: Run, threshold: float) -> float:
 
 
 def far_share(run: Run) -> float:
-    """Of the requests, those that were not prefilled at home."""
+    """The share of the requests that was not prefilled at home."""
     return 1.0 - run.n_prefilled["home"] / len(run.served)
 
 

@@ -22,7 +22,7 @@ _SLOW = 0.25
 N_SATURATED, N_REQUESTS, SEEDS, LOAD = 1000, 500, range(1), 0.84
 _TOLERANCE = 0.05
 LABELS = ("1", "2", "4", "4, one slow", "4, 16 Gbps in all", "the same, one slow")
-"""Of `cases` in the figure."""
+"""The names of `cases` in the figure."""
 TEXT = """\
 32 H200 and their bandwidth in one, two and four places. Saturated, all carry the same, to 1 %, and as the model says.
 With 100 Gbps in all, one link of four at a quarter of its rate costs nothing, as it still has room. With 16 Gbps in

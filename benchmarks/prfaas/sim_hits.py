@@ -23,7 +23,7 @@ HITS = (0.5, 0.9)
 N_TALKS, MAX_TURNS, SHORTEST = 120, 4, 1024
 RATE = 1.3
 PAUSE_S, MORE_S = 45.0, 30.0
-"""From a turn to the next one at least, and what is added on average. The answer takes 26 s."""
+"""Seconds between two turns at least, and what is added on average. The answer takes 26 s."""
 SEEDS = range(2)
 NOTHING, ALONE, RETURNS = "nothing shared", "each cluster's own", "may follow the prompt"
 _NO_WORSE = 1.0

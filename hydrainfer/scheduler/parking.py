@@ -64,7 +64,7 @@ class Parking:
             return None
         self.landing[seq.id] = seq
         for spec in self._specs_of(seq):
-            self._room.arriving(seq, spec, seq.n_computed, len(handoff.blocks[spec.name]))
+            self._room.arriving(seq, spec, seq.n_computed, len(handoff.blocks.get(spec.name, ())))
         return self._into(seq, handoff.blocks)
 
     def landed(self, seq: LiveSequence) -> bool:
@@ -91,8 +91,8 @@ class Parking:
     def _into(self, seq: LiveSequence, blocks: Mapping[str, Sequence[int]]) -> Pulls:
         """The copies of `blocks` into the host memory of a sequence. What was left behind on the way has a place there,
         too, to which nothing is copied."""
-        held = {spec: ids[len(ids) - len(blocks[spec]) :] for spec, ids in self._leases[seq.id].blocks.items()}
-        return Pulls(HOST, {spec: (list(blocks[spec]), ids) for spec, ids in held.items() if ids})
+        leased = {spec: ids for spec, ids in self._leases[seq.id].blocks.items() if ids}
+        return Pulls(HOST, {spec: (list(blocks[spec]), ids[-len(blocks[spec]) :]) for spec, ids in leased.items()})
 
     def _reserve(self, seq: LiveSequence) -> bool:
         need = {spec.name: spec.moved(seq.request, seq.n_computed) for spec in self._specs_of(seq)}
