@@ -40,7 +40,7 @@ class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.devices < 1:
             raise ConfigError("devices: at least 1 makes an instance", param="devices")
         for (shorter, more_mib, _), (longer, mib, _) in pairwise(self.prefill):
-            if 0.0 < mib < more_mib:
+            if shorter < longer and 0.0 < mib < more_mib:
                 raise ConfigError(
                     f"prefill: {longer:g} tokens leave {mib:g} MiB in the caches, {shorter:g} leave {more_mib:g}",
                     param="prefill",
