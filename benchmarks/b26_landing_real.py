@@ -28,8 +28,8 @@ from benchmarks.command import new_console, new_table, options
 from benchmarks.record import write_result
 from benchmarks.runs import make_model, shown, start
 from hydrainfer.cache import CacheSpec
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import CostModel, EventKind, LifecycleEvent, Role, Stage
+from hydrainfer.families import read_config
 from hydrainfer.models import cache_specs
 from hydrainfer.planner.nouns import Link, TraceRequest
 

@@ -21,8 +21,8 @@ def loaded_weight_bytes(path: Path, dtype: str) -> int:
     use."""
     import torch
 
-    from hydrainfer.checkpoint import read_config
     from hydrainfer.core import Role
+    from hydrainfer.families import read_config
     from hydrainfer.models import Model
     from hydrainfer.ops import select_ops
 

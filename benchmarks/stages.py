@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from hydrainfer.cache import CacheSpec, EmbedSpec
-from hydrainfer.checkpoint import read_config
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import (
     EncodeWork,
@@ -24,6 +23,7 @@ from hydrainfer.core import (
     StepResult,
     TokenWork,
 )
+from hydrainfer.families import read_config
 from hydrainfer.models import Model, load_model
 from hydrainfer.ops import OpSet, select_ops
 from hydrainfer.planner.inputs import shape_of

@@ -15,9 +15,9 @@ from hydrainfer.assemble.instances import own_options
 from hydrainfer.assemble.media import media_limits
 from hydrainfer.assemble.sizes import budgets_of, cache_sizes, dtype_of, overlap_of, torch_device
 from hydrainfer.cache import CacheSpec
-from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig, read_layout
 from hydrainfer.core import CostModel, Request, Role, SamplingParams, Stage
+from hydrainfer.families import read_config
 from hydrainfer.models import cache_specs, fingerprint
 from hydrainfer.planner.nouns import Link
 from hydrainfer.planner.search import mean_interval_s

@@ -86,7 +86,8 @@ def serve(config_file: _ConfigFile = None, **flags: str | None) -> None:
 def _begin(config: ServeConfig, console: Console) -> None:
     """Check the model, the layout and the stores, and say that a server starts. Called before the modules that take
     seconds to import. Raises `ConfigError` or `CheckpointError`."""
-    from hydrainfer.checkpoint import architecture_of, model_folder, name_of
+    from hydrainfer.checkpoint import model_folder, name_of
+    from hydrainfer.families import architecture_of
     from hydrainfer.stores import check_stores
 
     specs = () if config.layout == "auto" else read_layout(config.layout)

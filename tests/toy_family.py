@@ -1,16 +1,13 @@
-"""The layers of a family that does not exist: LLaVA-1.5 that pools its pictures, with a decoder that scales its
-embeddings."""
+"""A family that does not exist: LLaVA-1.5 that pools its pictures. One file describes it."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.models import Decoder, Layers, PatchedPicture
-from hydrainfer.models.llava import LAYERS as LLAVA
+from hydrainfer.families.llava import FAMILIES, ClipConfig, llava
+from hydrainfer.models import PatchedPicture
 from hydrainfer.models.llava import LlavaVision
-
-SCALE = 2.0
 
 
 def pooled(rows: Tensor) -> Tensor:
@@ -20,14 +17,18 @@ def pooled(rows: Tensor) -> Tensor:
     return F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
 
 
+class PooledConfig(ClipConfig):
+    @property
+    def tokens(self) -> int:
+        return self.patches // 4
+
+
 class PooledVision(LlavaVision):
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         return [pooled(rows[None])[0] for rows in super().encode(pictures)]
 
 
-class ScaledDecoder(Decoder):
-    def embed(self, ids: Tensor) -> Tensor:
-        return super().embed(ids) * SCALE
-
-
-LAYERS = Layers(LLAVA.canonical, PooledVision, ScaledDecoder)
+TOY = FAMILIES["LlavaForConditionalGeneration"]._replace(
+    tower="tests.toy_family:PooledVision",
+    vision=lambda hf, path: PooledConfig(**vars(llava(hf, path))),
+)

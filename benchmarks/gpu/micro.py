@@ -30,10 +30,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.floors import Rates, measure_rates
 from benchmarks.gpu.shapes import MODELS, PICTURES, TINY, Shape, device_of, folder_of, random_model
 from benchmarks.record import write_result
-from hydrainfer.checkpoint import ModelConfig, read_config
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CostModel, Role
 from hydrainfer.costing.rig import Rig, pictures_of
+from hydrainfer.families import read_config
 from hydrainfer.models import DTYPES, Model, attentions_of
 from hydrainfer.ops import OpSet, select_ops, torch_variants
 from hydrainfer.ops.cuda.flashinfer import FlashInfer

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.gpu.tiny import tiny
-from hydrainfer.checkpoint import ModelConfig, read_config
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.core import Role
+from hydrainfer.families import read_config
 from hydrainfer.models import DTYPES, Model, attentions_of
 from hydrainfer.ops import OpSet, select_ops
 from hydrainfer.planner.costs import BatchShape

@@ -11,9 +11,10 @@ import torch
 from hydrainfer.assemble.model import ops_for
 from hydrainfer.assemble.sizes import GIB, free_bytes
 from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, for_stage
-from hydrainfer.checkpoint import ModelConfig, locate, model_folder, read_config
+from hydrainfer.checkpoint import ModelConfig, locate, model_folder
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CheckpointError, ConfigError, Role, Stage
+from hydrainfer.families import read_config
 from hydrainfer.models import Model, load_model
 from hydrainfer.runtime import CopyGuesser, DraftModel, Guesser
 from hydrainfer.storage import BlockStore

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from hydrainfer.assemble.sizes import dtype_of
-from hydrainfer.checkpoint import model_folder, read_config
+from hydrainfer.checkpoint import model_folder
 from hydrainfer.config import load
 from hydrainfer.core import ConfigError, HydraError, Role
+from hydrainfer.families import read_config
 from hydrainfer.models import DTYPES, attentions_of
 from hydrainfer.ops import PagedAttention, build_cuda_kernels, cause, modules_for, ninja_on_path
 

@@ -27,7 +27,7 @@ from hydrainfer.assemble.media import (
 from hydrainfer.assemble.model import Progress
 from hydrainfer.assemble.sizes import dtype_of, fit_context, quantization_of, torch_device
 from hydrainfer.cache import CacheSet
-from hydrainfer.checkpoint import ModelConfig, ParsedConfig, is_hub_name, model_folder, name_of, parse_config
+from hydrainfer.checkpoint import ModelConfig, is_hub_name, model_folder, name_of
 from hydrainfer.config import (
     InstanceSpec,
     ServeConfig,
@@ -38,6 +38,7 @@ from hydrainfer.config import (
 )
 from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle
+from hydrainfer.families import ParsedConfig, parse_config
 from hydrainfer.grammar import Grammars, load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import fingerprint

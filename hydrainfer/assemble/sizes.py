@@ -21,11 +21,12 @@ from hydrainfer.cache import (
     size_caches,
     too_small,
 )
-from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
+from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.config import ServeConfig, inline_slo
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, Role, Stage
 from hydrainfer.engine import Overlap
+from hydrainfer.families import read_config
 from hydrainfer.machine import free_memory_bytes, memory_bytes
 from hydrainfer.models import DTYPES, cache_specs
 from hydrainfer.ops import computes_sooner

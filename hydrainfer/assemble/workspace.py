@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hydrainfer.cache import DTYPE_BYTES
 from hydrainfer.checkpoint import ModelConfig, TextConfig
 from hydrainfer.core import Lane, Role
-from hydrainfer.models import DTYPES, PassSize, attentions_of, layers_of
+from hydrainfer.models import DTYPES, PassSize, attentions_of, tower_of
 from hydrainfer.ops import WORKSPACE_BYTES
 from hydrainfer.runtime import DRAWN_TOGETHER, ROWS
 
@@ -56,9 +56,8 @@ def workspace_bytes(model: ModelConfig, role: Role, dtype: str, rows: Rows, bloc
         tables = sum(ROWS) * -(-rows.n_context // block_tokens) * 4
         n_caches = len(attentions_of(model, role, DTYPES[dtype], block_tokens))
         total += WORKSPACE_BYTES + n_caches * (tables + (len(ROWS) + _EAGER_WRAPPERS) * _PLAN)
-    size = layers_of(model).pass_size
-    if Lane.VISION in role.lanes and model.vision is not None and size is not None:
-        passes = size(model.vision)
+    if Lane.VISION in role.lanes and model.vision is not None:
+        passes = tower_of(model).pass_size(model.vision)
         total += (passes.rows + passes.captured_rows) * _patch_bytes(passes, e)
         total += rows.embeddings * model.embed_width * e
     return max(_LEAST, total + total // 8)

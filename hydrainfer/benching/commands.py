@@ -116,7 +116,8 @@ def _asked(given: RunOptions, spec: Workload, objective: Slo | None) -> Asked:
 @with_flags(Compare, "model")
 def compare(**flags: Any) -> None:
     """Compare layouts and servers on the same hardware with the same traffic, in turns; ends with a page to look at."""
-    from hydrainfer.checkpoint import architecture_of, is_hub_name, locate
+    from hydrainfer.checkpoint import is_hub_name, locate
+    from hydrainfer.families import architecture_of
     from hydrainfer.workload.measuring import Comparison, Effort, read_plan
     from hydrainfer.workload.output import Shown
     from hydrainfer.workload.sources import read_workload

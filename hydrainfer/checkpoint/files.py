@@ -32,8 +32,20 @@ def read_json(path: Path) -> dict[str, Any]:
         content = None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is damaged: it does not hold a JSON object")
-    _check(content, path, "", _RULES.get(path.name, {}))
+    check_fields(content, path, _RULES.get(path.name, {}))
     return content
+
+
+def check_fields(content: Mapping[str, Any], path: Path, rules: Mapping[str, Rule], section: str = "") -> None:
+    """Check the fields of a JSON object, and of the sections within it, by the rules of their names. `section`: the one
+    that it is, e.g. "text_config.". Raises `CheckpointError`, one line with file and field."""
+    for name, value in content.items():
+        if name in _SECTIONS and isinstance(value, dict):
+            check_fields(value, path, rules, f"{section}{name}.")
+        elif name in rules and (wanted := rules[name](value)) is not None:
+            shown = json.dumps(value)
+            shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+            raise CheckpointError(f"{path}: {section}{name} is {shown}; it must be {wanted}")
 
 
 def find_json(path: Path) -> dict[str, Any] | None:
@@ -60,16 +72,6 @@ def _settled_nulls(content: dict[str, Any]) -> dict[str, Any]:
         for name, value in settled.items()
         if value is not None or name in NO_DEFAULT
     }
-
-
-def _check(content: Mapping[str, Any], path: Path, section: str, rules: Mapping[str, Rule]) -> None:
-    for name, value in content.items():
-        if name in _SECTIONS and isinstance(value, dict):
-            _check(value, path, f"{section}{name}.", rules)
-        elif name in rules and (wanted := rules[name](value)) is not None:
-            shown = json.dumps(value)
-            shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-            raise CheckpointError(f"{path}: {section}{name} is {shown}; it must be {wanted}")
 
 
 def _whole(least: int, most: int) -> Rule:

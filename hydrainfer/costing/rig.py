@@ -13,7 +13,7 @@ from PIL import Image
 from hydrainfer.assemble.model import free_unused, lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import dtype_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
-from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
+from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import (
     ConfigError,
@@ -30,6 +30,7 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.costing.grid import blocks_for, pool_for, tokens_of
+from hydrainfer.families import read_config
 from hydrainfer.models import Model
 from hydrainfer.ops import settle
 from hydrainfer.planner.costs import BatchShape

@@ -1,15 +1,14 @@
 """Model definitions, and loading of the weights a role needs from a Hugging Face checkpoint directory.
 
 Called by assemble (loading) and runtime (encode, embed, forward, logits). Knows nothing of requests, scheduling or
-block ownership. A new architecture is an entry in `checkpoint.FAMILIES` and a file that offers `Layers`.
+block ownership. `families` names the vision tower of each model.
 """
 
 from hydrainfer.models.decoder import Decoder, DeepRows, LastRows, LayerCache
 from hydrainfer.models.fingerprint import fingerprint, whole_fingerprint
-from hydrainfer.models.layers import Layers, layers_of
 from hydrainfer.models.load import DTYPES, holds_mtp, load_model
 from hydrainfer.models.model import Model, attentions_of, cache_specs
-from hydrainfer.models.picture import Bucket, Passes, PassSize, PatchedPicture, VisionTower
+from hydrainfer.models.picture import Bucket, Passes, PassSize, PatchedPicture, VisionTower, tower_of
 
 __all__ = [
     "DTYPES",
@@ -18,7 +17,6 @@ __all__ = [
     "DeepRows",
     "LastRows",
     "LayerCache",
-    "Layers",
     "Model",
     "PassSize",
     "Passes",
@@ -28,7 +26,7 @@ __all__ = [
     "cache_specs",
     "fingerprint",
     "holds_mtp",
-    "layers_of",
     "load_model",
+    "tower_of",
     "whole_fingerprint",
 ]

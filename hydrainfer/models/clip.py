@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import ClipConfig, ClipSettings
+from hydrainfer.checkpoint import ClipSettings
+from hydrainfer.families.llava import ClipConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.picture import Normalising
 from hydrainfer.models.slots import Slot, empty

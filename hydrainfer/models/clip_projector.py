@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydrainfer.checkpoint import ClipConfig
+from hydrainfer.families.llava import ClipConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Clip
 from hydrainfer.models.picture import PassSize, Squares

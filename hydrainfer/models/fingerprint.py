@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from hydrainfer.checkpoint import ModelConfig, read_config
+from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.families import family_of, read_config
 from hydrainfer.models.digests import tensor_digests
-from hydrainfer.models.layers import layers_of
 from hydrainfer.models.safetensors_file import StoredTensor
 from hydrainfer.models.stored import weight_headers
 
@@ -61,7 +61,7 @@ def whole_fingerprint(path: str | Path, config: ModelConfig | None = None) -> by
 
 def _described(tensor: StoredTensor, config: ModelConfig) -> hashlib.blake2b:
     """The hash of a tensor, of which its bytes are still left out."""
-    name = layers_of(config).canonical(tensor.name)
+    name = family_of(config).names.canonical(tensor.name)
     return hashlib.blake2b(f"{name} {tensor.dtype} {tensor.shape}".encode(), digest_size=16)
 
 

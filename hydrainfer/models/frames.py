@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from hydrainfer.checkpoint import FramesConfig
+from hydrainfer.families.qwen_vl import FramesConfig
 from hydrainfer.models.patches import Arranged, Cut, Grid, PatchLayout, arrange, fits, room_for, rows_of
 from hydrainfer.models.picture import Normalising, PassSize, PatchedPicture
 from hydrainfer.ops import OpSet, Segments, packed_bytes, stepping, to_device, upload

@@ -1,4 +1,4 @@
-"""Gemma 3: a SigLIP tower, whose patches are averaged, normalised and projected, and a decoder with windows."""
+"""Gemma 3's vision tower: a SigLIP tower, whose patches are averaged, normalised and projected."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import ModelConfig, SiglipConfig
+from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.families.gemma3 import SiglipConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Blocks, ClipLayer, Patches, pair_slots
-from hydrainfer.models.layers import Layers
-from hydrainfer.models.llava import canonical
 from hydrainfer.models.picture import PassSize, PatchedPicture, Squares
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
@@ -82,6 +81,3 @@ class GemmaVision:
         pooled = grid.mean((2, 4)).flatten(1, 2)  # [pictures, tokens, hidden]
         normed = F.rms_norm(pooled.float(), (c.hidden,), self.pooled_norm, c.norm_eps).to(pooled.dtype)
         return normed @ self.projection
-
-
-LAYERS = Layers(canonical, GemmaVision, pass_size=GemmaVision.pass_size)

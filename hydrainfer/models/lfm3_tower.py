@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import Lfm3VisionConfig, ModelConfig
+from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.families.lfm import Lfm3VisionConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.frames import FrameTower
 from hydrainfer.models.patches import PatchLayout

@@ -1,16 +1,16 @@
-"""LLaVA-NeXT: a picture is encoded whole and in tiles ("anyres"). The tiles' patches form one grid without its padding,
-and each row of the grid ends with a learned newline (Liu et al., "LLaVA-NeXT: Improved reasoning, OCR, and world
-knowledge")."""
+"""LLaVA-NeXT's vision tower: a picture is encoded whole and in tiles ("anyres"). The tiles' patches form one grid
+without its padding, and each row of the grid ends with a learned newline (Liu et al., "LLaVA-NeXT: Improved reasoning,
+OCR, and world knowledge")."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from hydrainfer.checkpoint import AnyresConfig, ModelConfig
+from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.families.llava import AnyresConfig
 from hydrainfer.models.clip_projector import ClipProjector
-from hydrainfer.models.llava import LAYERS as LLAVA
-from hydrainfer.models.picture import PatchedPicture
+from hydrainfer.models.picture import PassSize, PatchedPicture
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
@@ -26,6 +26,10 @@ class LlavaNextVision:
         self._tower = ClipProjector(self.config.clip, config.text.hidden, ops, dtype, device)
         self.passes = self._tower.passes
         self.newline = empty((config.text.hidden,), dtype, device)
+
+    @staticmethod
+    def pass_size(c: AnyresConfig) -> PassSize:
+        return ClipProjector.pass_size(c.clip)
 
     def slots(self) -> dict[str, Slot]:
         return self._tower.slots() | {"projector.newline": Slot(self.newline)}
@@ -60,6 +64,3 @@ class LlavaNextVision:
         kept = whole[top : top + height, left : left + width]
         ended = torch.cat((kept, self.newline.expand(height, 1, -1)), dim=1)
         return torch.cat((squares[0], ended.flatten(0, 1)))
-
-
-LAYERS = LLAVA._replace(vision=LlavaNextVision, pass_size=lambda c: ClipProjector.pass_size(c.clip))

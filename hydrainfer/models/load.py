@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from hydrainfer.checkpoint import ModelConfig, read_config, require
+from hydrainfer.checkpoint import ModelConfig, require
 from hydrainfer.checkpoint.gguf import VISION_FILE, WEIGHT_FILE
 from hydrainfer.core import CheckpointError, Role
-from hydrainfer.models.layers import layers_of
+from hydrainfer.families import family_of, read_config
 from hydrainfer.models.matrices import copy_matrices
 from hydrainfer.models.model import Model, attentions_of
 from hydrainfer.models.mtp import PREFIX
@@ -68,7 +68,7 @@ def load_model(
 
 def holds_mtp(path: str | Path, config: ModelConfig) -> bool:
     """Whether a checkpoint's files have the tensors of its MTP layer. Raises `CheckpointError`."""
-    canonical = layers_of(config).canonical
+    canonical = family_of(config).names.canonical
     headers = weight_headers(Path(path).expanduser())
     return any(canonical(t.name).startswith(PREFIX) for tensors in headers.values() for t in tensors)
 
@@ -77,7 +77,7 @@ def _as_stored(config: ModelConfig, headers: dict[Path, list[StoredTensor]]) -> 
     """`config`, corrected by what these files hold. The head is not tied if they hold one that differs from the token
     table, as in transformers. Experts are marked as stacked if they are in one tensor. For some families transformers
     saves another layout than the published one. The shapes of both tensors decide, because one alone may be square."""
-    text, canonical = config.text, layers_of(config).canonical
+    text, canonical = config.text, family_of(config).names.canonical
     stored = [(canonical(t.name), file, t) for file, tensors in headers.items() for t in tensors]
     ends = {name: (file, t) for name, file, t in stored if name in (_TABLE, _HEAD)}
     if text.tied and len(ends) == 2 and not same_bytes(*ends.values()):
@@ -94,7 +94,7 @@ def _wanted(
     """The tensors to read, in file order, each with the name of its slot. If the head is tied to the token table and
     the files hold only the head, this is read as the table. `model` may be on the meta device. Raises `CheckpointError`
     unless the files hold all tensors that the model needs, in its shapes."""
-    canonical = layers_of(model.config).canonical
+    canonical = family_of(model.config).names.canonical
     names = {t.name: canonical(t.name) for tensors in headers.values() for t in tensors}
     if model.config.text.tied and _TABLE not in names.values():
         names = {stored: _TABLE if name == _HEAD else name for stored, name in names.items()}

@@ -10,10 +10,9 @@ from torch import Tensor
 from hydrainfer.cache import CacheSpec, for_stage, specs_of
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.core import Role, Stage
-from hydrainfer.models.decoder import DeepRows, LastRows, LayerCache
-from hydrainfer.models.layers import layers_of
+from hydrainfer.models.decoder import Decoder, DeepRows, LastRows, LayerCache
 from hydrainfer.models.mtp import MtpLayer
-from hydrainfer.models.picture import PatchedPicture, VisionTower
+from hydrainfer.models.picture import PatchedPicture, VisionTower, tower_of
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import OpSet, PagedAttention, packing, pausing, stepping
 
@@ -32,15 +31,12 @@ class Model:
         device: torch.device,
         pause: Callable[[], None] | None = None,
     ) -> None:
-        layers = layers_of(config)
         self.config, self.role, self.ops, self.dtype, self.device = config, role, ops, dtype, device
         speaks = role.runs(Stage.PREFILL) or role.runs(Stage.DECODE)
         sees = config.vision is not None and role.runs(Stage.ENCODE)
         tower_ops = packing(ops) if pause is None else pausing(packing(ops), pause)
-        self.vision: VisionTower | None = (
-            layers.vision(config, tower_ops, dtype, device) if sees and layers.vision else None
-        )
-        self.language = layers.language(config.text, stepping(ops), dtype, device) if speaks else None
+        self.vision: VisionTower | None = tower_of(config)(config, tower_ops, dtype, device) if sees else None
+        self.language = Decoder(config.text, stepping(ops), dtype, device) if speaks else None
         self.mtp: MtpLayer | None = None
         if self.language is not None and config.text.guesses:
             self.mtp = MtpLayer(self.language, stepping(ops), dtype, device)

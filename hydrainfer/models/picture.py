@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from pkgutil import resolve_name
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hydrainfer.checkpoint import PixelSettings
+from hydrainfer.checkpoint import ModelConfig, PixelSettings
+from hydrainfer.families import family_of
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import to_device
 
@@ -56,7 +58,12 @@ class PassSize(NamedTuple):
 
 
 class VisionTower(Protocol):
-    """The vision tower of a model family: from pixels to rows of the embedding cache."""
+    """The vision tower of a model family: from pixels to rows of the embedding cache. It is built empty, from
+    (`ModelConfig`, ops, dtype, device)."""
+
+    @classmethod
+    def pass_size(cls, c: Any) -> PassSize:
+        """The size of its passes, from the family's `VisionConfig`."""
 
     def slots(self) -> dict[str, Slot]:
         """The slot of each tensor, by canonical name."""
@@ -70,6 +77,12 @@ class VisionTower(Protocol):
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """The embedding [rows, embed_width] of each picture. Pictures of any sizes share a pass without affecting each
         other."""
+
+
+def tower_of(config: ModelConfig) -> Any:
+    """The class of the model's `VisionTower`; None if it takes text only."""
+    tower = family_of(config).tower
+    return resolve_name(tower) if tower else None
 
 
 class Bucket(Protocol[Taken]):

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import ModelConfig, QwenVisionConfig
+from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.families.qwen_vl import QwenVisionConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.frames import FrameTower
 from hydrainfer.models.patches import PatchLayout

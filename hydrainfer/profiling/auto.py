@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from hydrainfer.checkpoint import locate_model, model_folder, name_of, read_config
+from hydrainfer.checkpoint import locate_model, model_folder, name_of
 from hydrainfer.config import Loaded, ServeConfig, cache_folder, inline_slo
 from hydrainfer.core import ConfigError, Guessing, Layout
+from hydrainfer.families import read_config
 from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.commands import shown

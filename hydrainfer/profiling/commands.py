@@ -30,7 +30,8 @@ ProfileCommand = command_of(Profile)
 def profile(**flags: Any) -> None:
     """Choose among all layouts of N devices by simulating the real scheduler; no GPU is needed for hardware that is
     described. Without --hardware or --cost-model this machine is measured first."""
-    from hydrainfer.checkpoint import architecture_of, locate_model, name_of
+    from hydrainfer.checkpoint import locate_model, name_of
+    from hydrainfer.families import architecture_of
 
     q = Profile(**flags)
     log = Console(stderr=True, highlight=False)

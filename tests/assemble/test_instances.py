@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from hydrainfer.assemble import instances, start_instance
-from hydrainfer.checkpoint import read_config
 from hydrainfer.cluster.launch import InProcess
 from hydrainfer.config import MachineShare, ServeConfig, read_layout
 from hydrainfer.core import ConfigError
+from hydrainfer.families import read_config
 from tests.checkpoints_qwen import make_qwen
 from tests.cluster.processes import memories
 

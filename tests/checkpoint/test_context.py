@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hydrainfer.checkpoint import read_config
+from hydrainfer.families import read_config
 
 pytestmark = pytest.mark.cpu
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from hydrainfer.checkpoint import FAMILIES, read_config
 from hydrainfer.core import CheckpointError
+from hydrainfer.families import FAMILIES, read_config
 from hydrainfer.planner.inputs import shape_of
 from tests.damage import damages
 

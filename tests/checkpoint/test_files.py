@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from hydrainfer.checkpoint import FAMILIES, architecture_of, find_json, preprocessing, read_json, weight_files
+from hydrainfer.checkpoint import find_json, preprocessing, read_json, weight_files
 from hydrainfer.core import CheckpointError
+from hydrainfer.families import FAMILIES, architecture_of
 
 pytestmark = pytest.mark.unit
 

@@ -11,11 +11,12 @@ import gguf
 import numpy as np
 import pytest
 
-from hydrainfer.checkpoint import locate, read_config
+from hydrainfer.checkpoint import locate
 from hydrainfer.checkpoint.gguf import folder as folder_room
 from hydrainfer.checkpoint.gguf import read_gguf
 from hydrainfer.checkpoint.gguf.config import text_json
 from hydrainfer.core import CheckpointError, Role
+from hydrainfer.families import read_config
 from hydrainfer.models import load_model
 from hydrainfer.processor import load_description
 from tests.caches import take_own_cache

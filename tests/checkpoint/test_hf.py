@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import CheckpointError
+from hydrainfer.families import read_config
 from tests.checkpoints import make_llava
 
 pytestmark = pytest.mark.cpu
 
 _READ = """
 import sys
-from hydrainfer.checkpoint import read_config
+from hydrainfer.families import read_config
 seen = []
 sys.addaudithook(lambda event, args: seen.append("transformers.activations" in sys.modules))
 read_config(sys.argv[1])
@@ -38,7 +38,8 @@ def test_a_configuration_imports_no_compiler_and_models_load_as_ever(tmp_path):
 
 _READ_OTHERWISE = """
 import sys
-from hydrainfer.checkpoint import hf, read_config
+from hydrainfer.checkpoint import hf
+from hydrainfer.families import read_config
 def fails(name):
     raise ValueError
 setattr(hf, *{"import": ("_IMPORT", "nowhere"), "anything": ("find_spec", fails)}[sys.argv[2]])

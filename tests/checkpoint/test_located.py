@@ -14,8 +14,9 @@ import pytest
 
 import hydrainfer
 from hydrainfer import LLM, SamplingParams, builtin
-from hydrainfer.checkpoint import locate, locate_model, name_of, read_config
+from hydrainfer.checkpoint import locate, locate_model, name_of
 from hydrainfer.core import CheckpointError
+from hydrainfer.families import read_config
 from tests.checkpoints_text import make_text
 from tests.parts import parts
 

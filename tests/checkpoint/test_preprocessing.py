@@ -7,8 +7,8 @@ from pkgutil import resolve_name
 
 import pytest
 
-from hydrainfer.checkpoint import FAMILIES, read_config
 from hydrainfer.core import CheckpointError
+from hydrainfer.families import FAMILIES, read_config
 from hydrainfer.planner.inputs import prompts_of, shape_of
 from hydrainfer.processor import load_description
 from tests.checkpoint.test_damage import PREPROCESSING, whole_config
@@ -41,8 +41,8 @@ def test_every_family_that_sees_is_here():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_layers_and_pictures_that_a_family_names_can_be_imported(name):
     family = FAMILIES[name]
-    assert (resolve_name(family.layers).vision is not None) == (family.vision is not None) == bool(family.pictures)
-    assert all(callable(resolve_name(made)) for made in (family.pictures, family.videos) if made)
+    assert bool(family.tower) == (family.vision is not None) == bool(family.pictures)
+    assert all(callable(resolve_name(made)) for made in (family.tower, family.pictures, family.videos) if made)
 
 
 @pytest.mark.parametrize("name", [*CLIPS, *QWENS])

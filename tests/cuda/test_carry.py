@@ -11,8 +11,8 @@ from benchmarks.gpu import carry
 from benchmarks.gpu.modules import MODULES
 from benchmarks.gpu.shapes import CONFIGS, MODELS
 from benchmarks.gpu.tiny import MAKERS, tiny
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
+from hydrainfer.families import read_config
 from hydrainfer.models import attentions_of
 
 pytestmark = pytest.mark.cpu

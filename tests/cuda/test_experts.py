@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydrainfer.checkpoint import read_config
+from hydrainfer.families import read_config
 from hydrainfer.models.moe import Moe
 from hydrainfer.ops import select_ops, torch_variants
 from tests.cuda.fake import CUDA, fake_cuda

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
+from hydrainfer.families import read_config
 from hydrainfer.models import attentions_of
 from hydrainfer.ops import KV, AttentionBatch, Captured, PagedAttention, reference, select
 from hydrainfer.ops.cuda.flashinfer import find_flashinfer

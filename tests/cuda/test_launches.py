@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydrainfer.checkpoint import read_config
+from hydrainfer.families import read_config
 from hydrainfer.models import PatchedPicture
 from hydrainfer.models.clip import ClipLayer
 from hydrainfer.models.decoder import Decoder

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydrainfer.checkpoint import locate, read_config
+from hydrainfer.checkpoint import locate
 from hydrainfer.core import Role
+from hydrainfer.families import read_config
 from hydrainfer.models import load_model
 from hydrainfer.ops import select_ops
 from tests import checkpoints_qwen

@@ -12,12 +12,12 @@ import torch
 
 from hydrainfer.assemble.sizes import GIB
 from hydrainfer.cache import CacheSpec
-from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, Lane, Role
 from hydrainfer.costing import copies, measure, rig
 from hydrainfer.costing.grid import GPU_GRID, Case, blocks_of, bytes_of, pool_for, tokens_of
 from hydrainfer.costing.rig import pictures_of, specs_for
+from hydrainfer.families import read_config
 from hydrainfer.models import cache_specs
 from hydrainfer.planner.costs import BatchShape, Copies
 from hydrainfer.storage import BlockStore

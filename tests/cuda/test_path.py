@@ -11,7 +11,6 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import (
     EncodeWork,
     ExportHandle,
@@ -24,6 +23,7 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.core import Lane as LaneName
+from hydrainfer.families import read_config
 from hydrainfer.grammar import Guided
 from hydrainfer.models import Model, PatchedPicture
 from hydrainfer.models.qwen_tower import QwenVision

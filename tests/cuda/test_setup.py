@@ -18,9 +18,9 @@ from torch import distributed as dist
 from hydrainfer.assemble import engine as assembling
 from hydrainfer.assemble.model import attention_and_graphs
 from hydrainfer.assemble.sizes import GIB, cache_sizes
-from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import Lane, Role
+from hydrainfer.families import read_config
 from hydrainfer.ops import build as building
 from hydrainfer.ops import select_ops, settle
 from hydrainfer.runtime import graphs

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from hydrainfer.assemble.sizes import GIB
 from hydrainfer.assemble.workspace import Rows, _patch_bytes, _row_bytes, _sampled_bytes, workspace_bytes
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
-from hydrainfer.models import PatchedPicture, layers_of
+from hydrainfer.families import read_config
+from hydrainfer.models import PatchedPicture, tower_of
 from hydrainfer.runtime import ROWS
 from hydrainfer.runtime.sampler import sample
 from hydrainfer.runtime.sampling import Draw, SamplingPlan
@@ -109,7 +109,7 @@ def test_a_pass_of_the_tower_holds_no_more_than_the_formula_says(name, monkeypat
         finally:
             rig.close()
         config = rig.model.config
-        size = layers_of(config).pass_size(config.vision)
+        size = tower_of(config).pass_size(config.vision)
         n_embeddings = sum(rig.model.vision.rows(picture) for picture in pictures)
         reserved = size.rows * _patch_bytes(size, 2) + n_embeddings * config.embed_width * 2
         assert 0.3 * reserved < peak.most <= reserved, f"{peak.most / reserved:.2f}"

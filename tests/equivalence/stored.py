@@ -17,8 +17,8 @@ import pytest
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.assemble import store
 from hydrainfer.cache import StoreTier, shared
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
+from hydrainfer.families import read_config
 from hydrainfer.models import cache_specs
 from hydrainfer.processor import ChatOptions, parse_prompts
 from hydrainfer.stores import StoreError, StoreFull

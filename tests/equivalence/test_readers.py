@@ -17,8 +17,8 @@ import torch
 import transformers
 
 from hydrainfer import LLM, SamplingParams
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import CheckpointError
+from hydrainfer.families import read_config
 from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures.media import MediaLimits, from_image
 from tests.checkpoints import make_llava

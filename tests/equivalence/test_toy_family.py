@@ -1,4 +1,4 @@
-"""A new family is one entry of the table and one file of layers, `tests/toy_family.py`: all rooms serve it then."""
+"""A new family is one file, here `tests/toy_family.py`: all rooms serve it then."""
 
 from __future__ import annotations
 
@@ -8,32 +8,17 @@ import pytest
 import torch
 
 from hydrainfer import LLM, SamplingParams
-from hydrainfer.checkpoint import FAMILIES, ClipConfig, Family
-from hydrainfer.checkpoint.clip import llava
+from hydrainfer.families import FAMILIES
 from hydrainfer.planner.inputs import prompts_of, shape_of
 from tests.checkpoints import make_llava
 from tests.equivalence.criterion import compare_greedy
 from tests.equivalence.reference import Reference
 from tests.equivalence.test_families import CHUNKED, N_NEW, image, text, user
-from tests.toy_family import SCALE, pooled
+from tests.toy_family import TOY, pooled
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
 PICTURES = ([image(0)], [image(3), image(1)])
-
-
-class PooledConfig(ClipConfig):
-    @property
-    def tokens(self) -> int:
-        return self.patches // 4
-
-
-TOY = Family(
-    "llava",
-    "tests.toy_family:LAYERS",
-    vision=lambda hf, path: PooledConfig(**vars(llava(hf, path))),
-    pictures="hydrainfer.processor.pictures.clip:llava_images",
-)
 
 
 @pytest.fixture
@@ -50,7 +35,6 @@ class ToyReference(Reference):
     def __init__(self, path) -> None:
         super().__init__(path)
         self.model.model.multi_modal_projector.register_forward_hook(lambda _m, _in, rows: pooled(rows))
-        self.model.get_input_embeddings().register_forward_hook(lambda _m, _in, x: x * SCALE)
 
     def inputs(self, messages):
         (_, pictures), ids = messages, torch.tensor([messages[0]])

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from hydrainfer import LLM, SamplingParams
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role, TokenWork
+from hydrainfer.families import read_config
 from hydrainfer.models import cache_specs
 from hydrainfer.scheduler import Scheduler
 from tests.checkpoints_gemma import make_gemma

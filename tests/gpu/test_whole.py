@@ -12,8 +12,8 @@ from PIL import Image
 from benchmarks.gpu.tiny import MAKERS, PICTURES, tiny
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.cache import HostTier
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
+from hydrainfer.families import read_config
 from hydrainfer.models import DTYPES, attentions_of, cache_specs, load_model
 from hydrainfer.ops import select_ops, torch_variants
 from hydrainfer.scheduler import Worth

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.checkpoint import read_config
 from hydrainfer.checkpoint.gguf import unpack
 from hydrainfer.core import CheckpointError
+from hydrainfer.families import read_config
 from hydrainfer.models import digests, fingerprint, whole_fingerprint
 from hydrainfer.models.stored import weight_headers
 from tests.checkpoints import make_llava

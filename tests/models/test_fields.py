@@ -17,8 +17,8 @@ import torch
 import transformers
 from transformers.configuration_utils import PreTrainedConfig
 
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import CheckpointError, Role
+from hydrainfer.families import read_config
 from hydrainfer.models import Model, PatchedPicture, load_model
 from tests.checkpoints import make_llava, randomise
 from tests.checkpoints_gemma import make_gemma

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
+from hydrainfer.families import read_config
 from hydrainfer.models import PatchedPicture, load_model
 from hydrainfer.models.decoder import LastRows
 from hydrainfer.ops import select_ops

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import (
     CheckpointError,
     LiveSequence,
@@ -24,6 +23,7 @@ from hydrainfer.core import (
     SamplingParams,
     TokenWork,
 )
+from hydrainfer.families import read_config
 from hydrainfer.models import PatchedPicture, fingerprint, load_model
 from hydrainfer.models import frames as towers
 from hydrainfer.ops import select_ops, upload

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from hydrainfer import LLM, SamplingParams
-from hydrainfer.checkpoint import read_config
+from hydrainfer.families import read_config
 from tests.equivalence.criterion import Tally
 from tests.parts import parts
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hydrainfer.checkpoint import Fit, ModelConfig, family_of, locate_model, name_of, parse_config, read_config
+from hydrainfer.checkpoint import Fit, ModelConfig, locate_model, name_of
 from hydrainfer.config.schema import Quantization
+from hydrainfer.families import family_of, parse_config, read_config
 from hydrainfer.planner.costs import ModelShape
 from hydrainfer.planner.inputs.workloads import PromptRules, words_to_tokens
 from hydrainfer.processor import (

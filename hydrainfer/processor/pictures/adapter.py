@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hydrainfer.checkpoint import ModelConfig, family_of
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.core import InvalidRequest
+from hydrainfer.families import family_of
 from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 

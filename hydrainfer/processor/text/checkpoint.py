@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.checkpoint import ModelConfig, ParsedConfig, family_of, find_json, parse_config, preprocessing
+from hydrainfer.checkpoint import ModelConfig, find_json, preprocessing
 from hydrainfer.core import CheckpointError, InvalidRequest, SamplingParams
+from hydrainfer.families import ParsedConfig, family_of, parse_config
 from hydrainfer.processor.pictures import ImageAdapter, VideoAdapter, image_adapter, video_adapter
 from hydrainfer.processor.text.template import ChatTemplate
 from hydrainfer.processor.text.tool_format import FORMATS

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from hydrainfer.checkpoint import read_config
 from hydrainfer.core import CheckpointError
+from hydrainfer.families import read_config
 from hydrainfer.planner.costs.attention import Compressed, Convolution, Grouped, Latent, Linear, n_pairs
 from hydrainfer.planner.costs.decoder import DecoderShape, Layers, decoder_of
 from hydrainfer.planner.costs.hardware import read_hardware

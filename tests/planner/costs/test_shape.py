@@ -7,9 +7,9 @@ import pytest
 
 from hydrainfer.builtin import MODEL
 from hydrainfer.cache import EmbedSpec
-from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CheckpointError, ConfigError, Role
+from hydrainfer.families import read_config
 from hydrainfer.planner.costs.hardware import read_hardware
 from hydrainfer.planner.costs.shape import TAKE_TURNS, blocks_of, cost_of, together
 from hydrainfer.planner.inputs import prompts_of, shape_of
@@ -283,7 +283,7 @@ def test_an_unknown_model_lists_the_known(name, needle):
 
 def test_a_model_of_another_kind_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vipllava", "text_config": {}, "vision_config": {"a": 1}}')
-    with pytest.raises(CheckpointError, match=r"model_type 'vipllava' is not supported; supported: Llava\|"):
+    with pytest.raises(CheckpointError, match=r"model_type 'vipllava' is not supported; nearest: "):
         shape_of(str(tmp_path))
 
 

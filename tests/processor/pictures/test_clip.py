@@ -9,7 +9,8 @@ import pytest
 import skimage
 from PIL import Image
 
-from hydrainfer.checkpoint import ClipSettings, locate_model, read_config
+from hydrainfer.checkpoint import ClipSettings, locate_model
+from hydrainfer.families import read_config
 from hydrainfer.processor.messages.chat import ImagePart
 from hydrainfer.processor.pictures import adapter
 from hydrainfer.processor.pictures.clip import ClipImages, gemma_images

@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 
 from hydrainfer.assemble.media import backend_name, media_limits, resampler
-from hydrainfer.checkpoint import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings, locate_model, read_config
+from hydrainfer.checkpoint import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings, locate_model
 from hydrainfer.config import load
 from hydrainfer.config.shipped import shipped
 from hydrainfer.core import ConfigError
+from hydrainfer.families import read_config
 from hydrainfer.ops.build import _compiler, build_resampler
 from hydrainfer.processor import MediaLimits, VideoReading
 from hydrainfer.processor.messages import VideoPart

@@ -1,5 +1,4 @@
-"""The vision towers of the LLaVA family: a CLIP tower and its projector. LLaVA-NeXT encodes a picture whole and in
-tiles."""
+"""LLaVA-1.5 and LLaVA-NeXT: a CLIP tower and its projector. LLaVA-NeXT encodes a picture whole and in tiles."""
 
 from __future__ import annotations
 
@@ -9,9 +8,20 @@ from typing import Any, Self
 
 import msgspec
 
-from hydrainfer.checkpoint.files import preprocessing, require
-from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import ClipSettings, PixelBackend, stated
+from hydrainfer.checkpoint import (
+    ACTIVATIONS,
+    REFERENCE,
+    ClipSettings,
+    Family,
+    Fit,
+    Names,
+    PixelBackend,
+    VisionConfig,
+    VisionShape,
+    preprocessing,
+    require,
+    stated,
+)
 
 Points = tuple[tuple[int, int], ...]
 PINPOINTS: Points = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
@@ -188,3 +198,34 @@ def _clip(hf: Any, pixels: ClipSettings, path: Path) -> ClipConfig:
         projector_activation=hf.projector_hidden_act,
         projector_bias=bool(hf.multimodal_projector_bias),
     )
+
+
+NAMES = Names(  # published (before transformers 4.52) and present names
+    rooms=(
+        (r"(?:model\.)?vision_tower\.(?:vision_model\.)?", "vision."),
+        (r"(?:model\.)?image_newline$", "projector.newline"),
+        (r"(?:model\.)?multi_modal_projector\.", "projector."),
+        (r"(?:model\.)?(?:language_model\.)?lm_head\.", "lm_head."),
+        (r"(?:model\.language_model\.model\.|language_model\.model\.|model\.language_model\.)", "text."),
+    )
+)
+"""The names of LLaVA, and of families whose parts have the same names."""
+_PICTURES = "hydrainfer.processor.pictures"
+FAMILIES = {
+    "LlavaForConditionalGeneration": Family(
+        "llava",
+        NAMES,
+        tower="hydrainfer.models.llava:LlavaVision",
+        vision=llava,
+        pictures=f"{_PICTURES}.clip:llava_images",
+        n_template=10,  # BOS, USER:, the newline after the picture, ASSISTANT:
+    ),
+    "LlavaNextForConditionalGeneration": Family(
+        "llava_next",
+        NAMES,
+        tower="hydrainfer.models.llava_next:LlavaNextVision",
+        vision=llava_next,
+        pictures=f"{_PICTURES}.anyres:llava_next_images",
+        n_template=45,  # the same, after "A chat between a curious human and an artificial intelligence assistant. ..."
+    ),
+}

@@ -1,4 +1,5 @@
-"""The vision tower of Gemma 3: a SigLIP tower whose patches are averaged to a fixed number of tokens."""
+"""Gemma 3: a decoder with windows, alone or beside a SigLIP tower whose patches are averaged to a fixed number of
+tokens."""
 
 from __future__ import annotations
 
@@ -6,9 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from hydrainfer.checkpoint.files import preprocessing, require
-from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import ClipSettings, PixelBackend
+from hydrainfer.checkpoint import (
+    ACTIVATIONS,
+    ClipSettings,
+    Decoder,
+    Family,
+    Fit,
+    PixelBackend,
+    VisionConfig,
+    VisionShape,
+    preprocessing,
+    require,
+    text_only,
+)
+from hydrainfer.families.llava import NAMES
 
 _BILINEAR = 2  # Pillow's number of the filter
 
@@ -99,3 +111,22 @@ def _pixels(side: int, path: Path) -> ClipSettings:
         f"but the vision tower takes ({side}, {side})",
     )
     return pixels
+
+
+_GEMMA = Decoder("gemma3_text", qk_norm=True, sliding="named", ropes=True, gemma=True)
+FAMILIES = {
+    "Gemma3ForCausalLM": text_only(_GEMMA, dtype="bfloat16"),
+    "Gemma3ForConditionalGeneration": Family(
+        "gemma3",
+        NAMES,
+        tower="hydrainfer.models.gemma:GemmaVision",
+        vision=gemma3,
+        pictures="hydrainfer.processor.pictures.clip:gemma_images",
+        around=("boi_token_index", "eoi_token_index"),
+        frame="\n\n{start}{picture}{end}\n\n",
+        sees_whole=True,
+        dtype="bfloat16",
+        n_template=10,  # BOS and the marks of two turns
+        n_around=4,
+    ),
+}

@@ -1,4 +1,5 @@
-"""The vision tower of LFM3-VL, for pictures and frames of any size, with layers of convolution and attention."""
+"""LFM2 and LFM3: short convolutions, windows and full attention in one decoder. LFM3-VL: a tower for pictures and
+frames of any size, with layers of convolution and attention."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.checkpoint.files import require
-from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionShape
-from hydrainfer.checkpoint.qwen import FramesConfig, frame_pixels, frame_theta
+from hydrainfer.checkpoint import ACTIVATIONS, Decoder, Fit, Names, VisionShape, require, text_only
+from hydrainfer.checkpoint.recurrence import lfm2_names, short_convolutions
+from hydrainfer.families.qwen_vl import QWEN_VL, FramesConfig, frame_pixels, frame_theta
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,48 @@ def lfm3_vl(hf: Any, path: Path) -> Lfm3VisionConfig:
         projector=hf.projector_hidden_size,
         projector_bias=bool(hf.projector_bias),
     )
+
+
+_LFM2 = Decoder("lfm2", False, False, qk_norm=True, named=lfm2_names, recurrence=short_convolutions)
+_LFM3 = _LFM2._replace(model_type="lfm3", sliding="named", ropes=True, lfm3=True)
+_ROOM = r"(?:model\.language_model\.|language_model\.model\.|model\.)"
+_LFM2_NAMES = Names(
+    rooms=(
+        (r"(?:model\.)?vision_tower\.", "vision."),
+        (r"(?:model\.)?multi_modal_projector\.", "projector."),
+        (r"language_model\.lm_head\.", "lm_head."),
+        (rf"{_ROOM}embedding_norm\.", "text.norm."),
+        (rf"{_ROOM}(?=embed_tokens\.|layers\.)", "text."),
+    ),
+    text=(  # to what Llama calls it
+        (r"\.operator_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+        (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+        (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
+    ),
+    vision=((r"\.patchifier\.", ".patch_embed."), (r"\.([qk])_layernorm\.", r".\1_norm.")),
+)
+_LFM3_NAMES = _LFM2_NAMES._replace(
+    text=(  # to what Gemma calls it
+        *_LFM2_NAMES.text,
+        (r"\.post_attention_layernorm\.", ".pre_feedforward_layernorm."),
+        (r"\.post_operator_norm\.", ".post_attention_layernorm."),
+        (r"\.post_ffn_norm\.", ".post_feedforward_layernorm."),
+        (r"\.self_attn\.gate_proj\.", ".self_attn.g_proj."),
+    )
+)
+FAMILIES = {
+    "Lfm2ForCausalLM": text_only(_LFM2, names=_LFM2_NAMES, dtype="bfloat16"),
+    "Lfm3ForCausalLM": text_only(_LFM3, names=_LFM3_NAMES, dtype="bfloat16"),
+    "Lfm3VlForConditionalGeneration": QWEN_VL._replace(
+        model_type="lfm3_vl",
+        names=_LFM3_NAMES,
+        decoder=_LFM3,
+        tower="hydrainfer.models.lfm3_tower:Lfm3Vision",
+        vision=lfm3_vl,
+        n_template=12,
+    ),
+}

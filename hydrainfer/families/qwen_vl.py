@@ -1,6 +1,6 @@
-"""The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, for pictures and frames of any size.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: vision towers for pictures and frames of any size.
 
-LFM3-VL's tower takes the same pixels; see `lfm3`.
+LFM3-VL's tower takes the same pixels; see `lfm`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from hydrainfer.checkpoint.files import preprocessing, require
-from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import FrameTimes, PixelBackend, QwenSettings, QwenVideoSettings
+from hydrainfer.checkpoint import (
+    ACTIVATIONS,
+    Decoder,
+    Family,
+    Fit,
+    FrameTimes,
+    Names,
+    PixelBackend,
+    QwenSettings,
+    QwenVideoSettings,
+    VisionConfig,
+    VisionShape,
+    experts,
+    preprocessing,
+    require,
+)
+from hydrainfer.families.qwen import QWEN3_5, QWEN3_5_MOE
 
 MAX_ASPECT = 200
 """The highest ratio of a picture's sides."""
@@ -182,3 +196,47 @@ def frame_pixels(v: Any, times: FrameTimes, path: Path) -> tuple[QwenSettings, Q
     if clips is None:
         clips = given | {"image_mean": pixels.mean, "image_std": pixels.std}
     return pixels, QwenVideoSettings.read(clips, times, rate, pixels)
+
+
+_NAMES = Names(  # published and present names
+    rooms=(
+        (r"(?:model\.)?visual\.", "vision."),
+        (r"(?:model\.)?(?:language_model\.)?lm_head\.", "lm_head."),
+        (r"(?:model\.language_model\.|language_model\.model\.|model\.)", "text."),
+    ),
+    vision=(
+        (r"\.linear_fc([12])\.", r".fc\1."),
+        (r"^(vision\.merger)\.mlp\.0\.", r"\1.fc1."),
+        (r"^(vision\.merger)\.mlp\.2\.", r"\1.fc2."),
+        (r"^(vision\.merger)\.ln_q\.", r"\1.norm."),
+    ),
+)
+_QWEN2 = Decoder("qwen2_vl_text", qkv_bias=True, out_bias=False, sliding="refused", sections=(16, 24, 24))
+_QWEN3 = Decoder("qwen3_vl_text", qk_norm=True, sliding="refused", sections=(24, 20, 20), interleaved=True)
+QWEN_VL = Family(
+    "qwen2_vl",
+    _NAMES,
+    _QWEN2,
+    tower="hydrainfer.models.qwen_tower:QwenVision",
+    vision=qwen,
+    pictures="hydrainfer.processor.pictures.qwen:qwen_images",
+    videos="hydrainfer.processor.pictures.qwen_video:qwen_videos",
+    around=("vision_start_token_id", "vision_end_token_id"),
+    dtype="bfloat16",
+    n_template=20,  # "You are a helpful assistant." and the marks of three turns
+    n_around=2,
+)
+_LATER = QWEN_VL._replace(n_template=12)
+FAMILIES = {
+    "Qwen2VLForConditionalGeneration": QWEN_VL,
+    "Qwen2_5_VLForConditionalGeneration": QWEN_VL._replace(
+        model_type="qwen2_5_vl", decoder=_QWEN2._replace(model_type="qwen2_5_vl_text")
+    ),
+    "Qwen3VLForConditionalGeneration": _LATER._replace(model_type="qwen3_vl", decoder=_QWEN3),
+    "Qwen3VLMoeForConditionalGeneration": _LATER._replace(
+        model_type="qwen3_vl_moe",
+        decoder=_QWEN3._replace(model_type="qwen3_vl_moe_text", experts=experts.qwen3_vl),
+    ),
+    "Qwen3_5ForConditionalGeneration": _LATER._replace(model_type="qwen3_5", decoder=QWEN3_5),
+    "Qwen3_5MoeForConditionalGeneration": _LATER._replace(model_type="qwen3_5_moe", decoder=QWEN3_5_MOE),
+}

@@ -1,0 +1,82 @@
+"""The description of a model family: what its config.json says, how its tensors are named, and what prepares its
+pictures. The families themselves are in `hydrainfer.families`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydrainfer.checkpoint.decoder import Decoder
+from hydrainfer.checkpoint.files import Rule
+from hydrainfer.checkpoint.model import VisionConfig
+
+Renames = tuple[tuple[str, str], ...]
+"""Regular expressions and what replaces their first match."""
+
+
+class Names(NamedTuple):
+    """The names of a checkpoint's tensors. `rooms`: of these, the first that matches the beginning of a name replaces
+    it with the beginning of ours: `text.`, `vision.`, `projector.`, `mtp.` or `lm_head.`. Then all renames of that room
+    follow, in their order. Names that are unknown stay."""
+
+    rooms: Renames
+    text: Renames = ()
+    vision: Renames = ()
+    projector: Renames = ()
+    mtp: Renames = ()
+
+    def canonical(self, name: str) -> str:
+        """Our name of a tensor, e.g. `model.layers.0.mlp.up_proj.weight` → `text.layers.0.mlp.up_proj.weight`."""
+        for pattern, ours in self.rooms:
+            renamed, n = re.subn(f"^{pattern}", ours, name, count=1)
+            if n:
+                name = renamed
+                break
+        for pattern, ours in self._of(name.partition(".")[0]):
+            name = re.sub(pattern, ours, name, count=1)
+        return name
+
+    def _of(self, room: str) -> Renames:
+        parts = {"text": self.text, "vision": self.vision, "projector": self.projector, "mtp": self.mtp}
+        return parts.get(room, ())
+
+
+TEXT = Names(rooms=((r"model\.(?=embed_tokens\.|layers\.|norm\.)", "text."),))
+"""The names of checkpoints that hold a decoder alone."""
+
+
+class Family(NamedTuple):
+    """One supported architecture. `tower`, `pictures` and `videos` are "module:name" and imported when they are needed:
+    the `models.VisionTower`, which is built from (`ModelConfig`, ops, dtype, device) and has the class method
+    `pass_size`, and the functions that make the processor's adapters from a `ModelConfig`.
+
+    `decoder`: the family's decoder; None if config.json names another family's. `vision(hf, path)` checks and describes
+    the vision tower; None for text-only models. `around`: the fields of config.json that name the tokens around each
+    picture. `frame`: the text that the first of these tokens, which is all that the chat template writes for a picture,
+    becomes in a prompt; "" if the template writes the whole text itself. `sees_whole`: see `ModelConfig`. `dtype`: the
+    default if config.json names none. `fields`: what values fields of config.json may have, besides those that
+    `files.read_json` checks for all families. `n_template` and `n_around` are for the planner, which has no tokenizer:
+    the number of tokens of the chat template, including its default system text, and of those around each picture.
+    """
+
+    model_type: str
+    names: Names
+    decoder: Decoder | None = None
+    tower: str = ""
+    vision: Callable[[Any, Path], VisionConfig] | None = None
+    pictures: str = ""
+    videos: str = ""
+    around: tuple[str, ...] = ()
+    frame: str = ""
+    sees_whole: bool = False
+    dtype: str = "float16"
+    fields: Mapping[str, Rule] = {}
+    n_template: int = 12
+    n_around: int = 0
+
+
+def text_only(decoder: Decoder, *, names: Names = TEXT, dtype: str = "float16") -> Family:
+    """The family of checkpoints that hold this decoder alone."""
+    return Family(decoder.model_type, names, decoder, dtype=dtype)

@@ -1,0 +1,14 @@
+"""GPT-OSS: experts in MXFP4, attention sinks, and windows in every other layer."""
+
+from __future__ import annotations
+
+from hydrainfer.checkpoint import TEXT, Decoder, experts, text_only
+
+_GPT_OSS = Decoder(
+    "gpt_oss", sliding="named", sinks="all", experts=experts.gpt_oss, quantized=("mxfp4",)
+)  # `attention_bias` decides about biases
+FAMILIES = {
+    "GptOssForCausalLM": text_only(
+        _GPT_OSS, names=TEXT._replace(text=((r"\.mlp\.router\.", ".mlp.gate."),)), dtype="bfloat16"
+    ),
+}

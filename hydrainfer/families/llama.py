@@ -1,0 +1,7 @@
+"""Llama 2 and 3, and what has its layers."""
+
+from __future__ import annotations
+
+from hydrainfer.checkpoint import Decoder, text_only
+
+FAMILIES = {"LlamaForCausalLM": text_only(Decoder("llama", mlp_bias=None, mtp=0))}

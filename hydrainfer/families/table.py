@@ -1,0 +1,135 @@
+"""The table of supported families, by which a checkpoint directory is read as a `ModelConfig`.
+
+Every other file of this folder describes one family, or some that are alike, in `FAMILIES`: its architectures by name.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, NamedTuple
+
+from hydrainfer.checkpoint import Family, ModelConfig, check_fields, hf_config, read_json, require, text_config
+from hydrainfer.core import CheckpointError
+
+_HERE = "hydrainfer.families"
+FAMILIES: dict[str, Family] = {
+    name: family
+    for module in iter_modules([str(Path(__file__).parent)])
+    if module.name != "table"
+    for name, family in import_module(f"{_HERE}.{module.name}").FAMILIES.items()
+}
+"""The families by the name of their architecture."""
+_INSTEAD = {
+    "InternVLChatModel": "the repository of the same name that ends with -hf",
+    "MiniCPMV": "another family: no version of it is served",
+    "DeepseekVLV2ForCausalLM": "another family: no version of it is served",
+    "KimiVLForConditionalGeneration": "another family: no version of it is served",
+    "Ovis": "another family: no version of it is served",
+}
+"""What to take instead of checkpoints that bring their own code, which is never run."""
+_NEAREST = 5
+_ALL = 'all are in docs/models.md, "What is served"'
+
+
+class ParsedConfig(NamedTuple):
+    """The contents of config.json, read once. `model`: the model that it describes; `hf`: all of it as transformers'
+    configuration object."""
+
+    model: ModelConfig
+    hf: Any
+
+
+def family_of(model: ModelConfig) -> Family:
+    return FAMILIES[model.architecture]
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """The model in a Hugging Face checkpoint directory. Raises `CheckpointError` in one line."""
+    return parse_config(path).model
+
+
+def architecture_of(path: str | Path) -> str:
+    """The architecture of a checkpoint directory, one of `FAMILIES`. This takes milliseconds, so that an unsupported
+    model is refused before torch is imported. Raises `CheckpointError` in one line."""
+    path = Path(path).expanduser()
+    what = "pass a Hugging Face checkpoint directory, a GGUF file, or a name on the hub such as owner/name"
+    require(path.exists(), path, f"no such directory; {what}")
+    require(path.is_dir(), path, f"is not a directory; {what}")
+    mistral = (path / "params.json").exists() and not (path / "config.json").exists()
+    require(not mistral, path, "holds Mistral's params.json and no config.json; take a repository that has both")
+    require((path / "config.json").exists(), path, f"config.json is missing; {what}")
+    raw = read_json(path / "config.json")
+    kind, names = raw.get("model_type"), raw.get("architectures") or []
+    if names:
+        name = next((n for n in names if n in FAMILIES), names[0])
+        require(name in FAMILIES, path, _refused(name, kind))
+    else:  # as transformers, whose classes for generation are found by the model type alone
+        name = next((n for n, family in FAMILIES.items() if family.model_type == kind), "")
+        require(bool(name), path, _refused("", kind))
+    family = FAMILIES[name]
+    check_fields(raw, path / "config.json", family.fields)
+    fits = kind == family.model_type
+    require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
+    _check_wide(raw, family, path)
+    weights = raw.get("transformers_weights") or "model.safetensors"
+    require(weights == "model.safetensors", path, f"transformers_weights {weights!r} is not supported; leave it out")
+    return name
+
+
+def parse_config(path: str | Path) -> ParsedConfig:
+    """Read the configurations of a checkpoint directory. Raises `CheckpointError` in one line."""
+    path = Path(path).expanduser()
+    name = architecture_of(path)
+    hf = hf_config(path)
+    return ParsedConfig(_describe(name, FAMILIES[name], hf, path), hf)
+
+
+def _check_wide(raw: dict[str, Any], family: Family, path: Path) -> None:
+    """Refuse quantised weights, unless the family supports the method. AWQ, GPTQ, compressed-tensors, FP8 and others
+    all set these fields."""
+    text = raw.get("text_config") or {}
+    found = raw.get("quantization_config") or raw.get("compression_config") or text.get("quantization_config")
+    if found is None:
+        return
+    method = found.get("quant_method", "an unknown method") if isinstance(found, dict) else "an unknown method"
+    if family.decoder is not None and method in family.decoder.quantized:
+        return
+    bits = f" in {found['bits']} bits" if isinstance(found, dict) and isinstance(found.get("bits"), int) else ""
+    raise CheckpointError(
+        f"{path}: its weights are quantised by {method}{bits}, which is not supported; serve the checkpoint that they "
+        "were made from, with --quantization int8 for 8 bits, or a GGUF file of it"
+    )
+
+
+def _refused(name: str, kind: Any) -> str:
+    """Why an architecture, or a model type if none is named, is not served, and what is near."""
+    if name in _INSTEAD:
+        return f"architecture {name} is not supported, because it needs the checkpoint's own code; take {_INSTEAD[name]}"
+    if name:
+        near = get_close_matches(name, FAMILIES, _NEAREST, 0.0)
+        return f"architecture {name} is not supported; nearest: {', '.join(near)}; {_ALL}"
+    near = get_close_matches(str(kind), {family.model_type: 0 for family in FAMILIES.values()}, _NEAREST, 0.0)
+    return f"model_type {kind!r} is not supported; nearest: {', '.join(near)}; {_ALL}"
+
+
+def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
+    text = getattr(hf, "text_config", hf)
+    decoders = {f.decoder.model_type: f.decoder for f in FAMILIES.values() if f.decoder is not None}
+    decoders |= {family.decoder.model_type: family.decoder} if family.decoder is not None else {}
+    known, near = text.model_type in decoders, get_close_matches(str(text.model_type), decoders, _NEAREST, 0.0)
+    require(known, path, f"text model {text.model_type!r} is not supported; nearest: {', '.join(near)}; {_ALL}")
+    tied = bool(hf.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))  # the files have the last word
+    dtype = hf.dtype or text.dtype or family.dtype
+    media = (*(["image_token_id"] if family.pictures else []), *(["video_token_id"] if family.videos else []))
+    return ModelConfig(
+        architecture=name,
+        text=text_config(text, decoders[text.model_type], path, tied=tied),
+        vision=family.vision(hf, path) if family.vision is not None else None,
+        media_tokens=tuple(getattr(hf, field) for field in media),
+        dtype=str(dtype).removeprefix("torch."),
+        around=tuple(getattr(hf, field) for field in family.around),
+        sees_whole=family.sees_whole,
+    )
