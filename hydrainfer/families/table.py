@@ -107,7 +107,7 @@ def _check_wide(raw: dict[str, Any], family: Family, path: Path) -> None:
 def _refused(name: str, kind: Any) -> str:
     """Why an architecture, or a model type if none is named, is not served, and what is near."""
     if name in _INSTEAD:
-        return f"architecture {name} is not supported, because it needs the checkpoint's own code; take {_INSTEAD[name]}"
+        return f"architecture {name} is not supported, for it needs the checkpoint's own code; take {_INSTEAD[name]}"
     if name:
         near = get_close_matches(name, FAMILIES, _NEAREST, 0.0)
         return f"architecture {name} is not supported; nearest: {', '.join(near)}; {_ALL}"
