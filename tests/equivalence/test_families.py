@@ -1,26 +1,25 @@
 """Every supported family against transformers, end to end: messages and photographs in, token ids out, by layout.
 
-A family is one entry of `FAMILIES`.
+A family is one entry of `FAMILIES`, or a sample in `tests/families`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import transformers
 
 from hydrainfer import LLM, SamplingParams
-from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_next import make_llava_next
 from tests.checkpoints_text import make_text
 from tests.equivalence.criterion import Tally
 from tests.equivalence.mixed import settled_stats
 from tests.equivalence.oracle import drafts_of, key
-from tests.equivalence.reference import PHOTOS, Reference, TextReference, photo
+from tests.equivalence.reference import Reference, TextReference
+from tests.families.chats import IN_ORDER, PICTURES, TEXTS
+from tests.families.sample import SEEING, SPEAKING, Sample, samples
 from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
@@ -30,114 +29,50 @@ WHOLE = {"token_budget": 4096, "image_budget": 8}  # pictures of several request
 CHUNKED = {"token_budget": 24, "block_tokens": 4, "image_budget": 2}  # cuts every picture's span
 DRAFTED = {"token_budget": 99, "native_kernels": True, "drafts": "oracle"}  # seven of ten drafts are right
 COMPILED = {"token_budget": 40, "native_kernels": True}  # windows in our kernels, pictures' spans beside them
-SEEING = ("1EPD", "1EP1D", "1ED1P", "1E1P1D")
-SPEAKING = ("1EPD", "1P1D")
-IN_ORDER = (  # keeps pictures where the message has them
-    "{% for m in messages %}{{ m['role'].upper() + ': ' }}{% for p in m['content'] %}"
-    "{% if p['type'] == 'image' %}{{ '<image>' }}{% else %}{{ p['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
-)
-
-
-def image(i: int, size: tuple[int, int] | None = None) -> dict:
-    """A photograph, or as much of its middle as fits `size`."""
-    picture = photo(PHOTOS[i])
-    if size is not None:
-        left, top = ((have - want) // 2 for have, want in zip(picture.size, size))
-        picture = picture.crop((left, top, left + size[0], top + size[1]))
-    return {"type": "image", "image": picture}
-
-
-def text(t: str) -> dict:
-    return {"type": "text", "text": t}
-
-
-def user(*parts: dict) -> dict:
-    return {"role": "user", "content": list(parts)}
-
-
-def assistant(t: str) -> dict:
-    return {"role": "assistant", "content": [text(t)]}
-
-
-TEXTS = {
-    "text": [user(text("Explain how a queue works in one paragraph, and why it is fair to those who wait."))],
-    "text in turns": [user(text("Name a colour: é, 色.")), assistant("Blue."), user(text("And another one?"))],
-    "long text": [user(text("one two three four five six seven " * 12))],
-}
-PICTURES = {
-    "one": [user(image(0), text("What is in this picture?"))],
-    "wide": [user(text("Look at"), image(2, (590, 40)), text("and say what it is."))],
-    "tall": [user(text("Describe the colours of"), image(1, (37, 290)))],
-    "several sizes": [user(image(3), text("or"), image(4), text("or"), image(5, (301, 211)), text("or"), image(3))],
-    "tiny": [user(image(0, (7, 5)), text("?"))],
-    "turns": [
-        user(image(5), text("What is this?")),
-        assistant("A motorcycle."),
-        user(text("And"), image(1), text("?")),
-    ],
-}
-
-
-class Family(NamedTuple):
-    """`make(folder)` writes a checkpoint; `reference(path)` is transformers on it."""
-
-    make: Callable[[Path], Path]
-    reference: Callable[[Path], Any]
-    chats: dict[str, list[dict]]
-    layouts: tuple[str, ...]
-
-
 next_reference = partial(
     Reference, processor=transformers.LlavaNextProcessor, model=transformers.LlavaNextForConditionalGeneration
 )
-gemma_reference = partial(
-    Reference, processor=transformers.Gemma3Processor, model=transformers.Gemma3ForConditionalGeneration
-)
 SLIDING = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 FAMILIES = {
-    "llava-next, mistral": Family(
+    "llava-next, mistral": Sample(
         partial(make_llava_next, text="mistral", template=IN_ORDER), next_reference, TEXTS | PICTURES, SEEING
     ),
-    "llava-next, llama": Family(
+    "llava-next, llama": Sample(
         partial(make_llava_next, text="llama", seed=1, template=IN_ORDER, published_names=False),
         next_reference,
         TEXTS | PICTURES,
         ("1EPD", "1E1P1D"),
     ),
-    "llama": Family(partial(make_text, kind="llama", seed=2), TextReference, TEXTS, SPEAKING),
-    "mistral": Family(partial(make_text, kind="mistral", seed=3, shards=3), TextReference, TEXTS, SPEAKING),
-    "gemma3": Family(make_gemma, gemma_reference, TEXTS | PICTURES, SEEING),
-    "gemma3, windows shorter than a picture": Family(
-        partial(make_gemma, seed=1, text={"sliding_window": 11}), gemma_reference, TEXTS | PICTURES, ("1EPD", "1E1P1D")
-    ),
-    "gemma3, text": Family(partial(make_text, kind="gemma3", seed=8), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
-    "mistral, window": Family(
+    "llama": Sample(partial(make_text, kind="llama", seed=2), TextReference, TEXTS, SPEAKING),
+    "mistral": Sample(partial(make_text, kind="mistral", seed=3, shards=3), TextReference, TEXTS, SPEAKING),
+    "gemma3, text": Sample(partial(make_text, kind="gemma3", seed=8), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "mistral, window": Sample(
         partial(make_text, kind="mistral", seed=6, sliding_window=19), TextReference, TEXTS, SPEAKING
     ),
-    "qwen2, window": Family(
+    "qwen2, window": Sample(
         partial(make_text, kind="qwen2", seed=7, sliding_window=13, **SLIDING), TextReference, TEXTS, SPEAKING
     ),
-    "qwen3-next": Family(partial(make_text, kind="qwen3_next", seed=16), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
-    "qwen3.5, text": Family(partial(make_text, kind="qwen3_5", seed=17), TextReference, TEXTS, SPEAKING),
-    "lfm2": Family(partial(make_text, kind="lfm2", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
-    "lfm3": Family(partial(make_text, kind="lfm3", seed=10), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
-    "lfm3, another seed": Family(
+    "qwen3-next": Sample(partial(make_text, kind="qwen3_next", seed=16), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "qwen3.5, text": Sample(partial(make_text, kind="qwen3_5", seed=17), TextReference, TEXTS, SPEAKING),
+    "lfm2": Sample(partial(make_text, kind="lfm2", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "lfm3": Sample(partial(make_text, kind="lfm3", seed=10), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "lfm3, another seed": Sample(
         partial(make_text, kind="lfm3", seed=11, shards=3, tie_word_embeddings=True), TextReference, TEXTS, SPEAKING
     ),
-    "gpt-oss": Family(partial(make_text, kind="gpt_oss", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
-    "gpt-oss, another seed": Family(
+    "gpt-oss": Sample(partial(make_text, kind="gpt_oss", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "gpt-oss, another seed": Sample(
         partial(make_text, kind="gpt_oss", seed=10, num_key_value_heads=4), TextReference, TEXTS, SPEAKING
     ),
-    "mimo": Family(partial(make_text, kind="mimo", seed=11), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
-    "mimo, another seed": Family(
+    "mimo": Sample(partial(make_text, kind="mimo", seed=11), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "mimo, another seed": Sample(
         partial(make_text, kind="mimo", seed=16, shards=3, n_group=1, topk_group=1), TextReference, TEXTS, SPEAKING
     ),
-    "mixtral": Family(partial(make_text, kind="mixtral", seed=13), TextReference, TEXTS, SPEAKING),
-    "qwen2-moe": Family(partial(make_text, kind="qwen2_moe", seed=14), TextReference, TEXTS, SPEAKING),
-    "qwen3-moe": Family(partial(make_text, kind="qwen3_moe", seed=15), TextReference, TEXTS, SPEAKING),
-    "qwen2": Family(partial(make_text, kind="qwen2", seed=4), TextReference, TEXTS, SPEAKING),
-    "qwen3": Family(partial(make_text, kind="qwen3", seed=5), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "mixtral": Sample(partial(make_text, kind="mixtral", seed=13), TextReference, TEXTS, SPEAKING),
+    "qwen2-moe": Sample(partial(make_text, kind="qwen2_moe", seed=14), TextReference, TEXTS, SPEAKING),
+    "qwen3-moe": Sample(partial(make_text, kind="qwen3_moe", seed=15), TextReference, TEXTS, SPEAKING),
+    "qwen2": Sample(partial(make_text, kind="qwen2", seed=4), TextReference, TEXTS, SPEAKING),
+    "qwen3": Sample(partial(make_text, kind="qwen3", seed=5), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    **samples(),
 }
 
 
@@ -172,7 +107,7 @@ def tally():
         *(
             (name, "1EPD", "compiled")
             for name in FAMILIES
-            if any(w in name for w in ("gemma", "window", "gpt", "mimo", "lfm3"))
+            if FAMILIES[name].compiled or any(w in name for w in ("gemma", "window", "gpt", "mimo", "lfm3"))
         ),
     ],
 )

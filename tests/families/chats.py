@@ -1,0 +1,51 @@
+"""Chats that every family answers, and what they are made of."""
+
+from __future__ import annotations
+
+from tests.equivalence.reference import PHOTOS, photo
+
+IN_ORDER = (  # keeps pictures where the message has them
+    "{% for m in messages %}{{ m['role'].upper() + ': ' }}{% for p in m['content'] %}"
+    "{% if p['type'] == 'image' %}{{ '<image>' }}{% else %}{{ p['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+def image(i: int, size: tuple[int, int] | None = None) -> dict:
+    """A photograph, or as much of its middle as fits `size`."""
+    picture = photo(PHOTOS[i])
+    if size is not None:
+        left, top = ((have - want) // 2 for have, want in zip(picture.size, size))
+        picture = picture.crop((left, top, left + size[0], top + size[1]))
+    return {"type": "image", "image": picture}
+
+
+def text(t: str) -> dict:
+    return {"type": "text", "text": t}
+
+
+def user(*parts: dict) -> dict:
+    return {"role": "user", "content": list(parts)}
+
+
+def assistant(t: str) -> dict:
+    return {"role": "assistant", "content": [text(t)]}
+
+
+TEXTS = {
+    "text": [user(text("Explain how a queue works in one paragraph, and why it is fair to those who wait."))],
+    "text in turns": [user(text("Name a colour: é, 色.")), assistant("Blue."), user(text("And another one?"))],
+    "long text": [user(text("one two three four five six seven " * 12))],
+}
+PICTURES = {
+    "one": [user(image(0), text("What is in this picture?"))],
+    "wide": [user(text("Look at"), image(2, (590, 40)), text("and say what it is."))],
+    "tall": [user(text("Describe the colours of"), image(1, (37, 290)))],
+    "several sizes": [user(image(3), text("or"), image(4), text("or"), image(5, (301, 211)), text("or"), image(3))],
+    "tiny": [user(image(0, (7, 5)), text("?"))],
+    "turns": [
+        user(image(5), text("What is this?")),
+        assistant("A motorcycle."),
+        user(text("And"), image(1), text("?")),
+    ],
+}

@@ -1,0 +1,27 @@
+"""The ids of a picture in a prompt: those that the reference's preprocessing makes of a picture of the same size."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hydrainfer.processor import load_description
+from hydrainfer.processor.text import expand
+from tests.families.sample import samples
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
+SAMPLES = {name: sample for name, sample in samples().items() if sample.expanded is not None}
+N_RANDOM = 300
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_placeholders_of_many_sizes(name, tmp_path):
+    path, rng = SAMPLES[name].make(tmp_path / "checkpoint"), random.Random(7)
+    expanded, model = SAMPLES[name].expanded(path), load_description(path)
+    sizes = [*SAMPLES[name].sizes, *((rng.randint(1, 700), rng.randint(1, 700)) for _ in range(N_RANDOM))]
+    for width, height in sizes:
+        item, token = model.images.adapter.fit(width, height), model.images.token_id
+        ours = list(expand([token], [[item]], model, [token]).ids)
+        assert ours == expanded(width, height), (width, height)
+        assert ours.count(token) == item.n_tokens, (width, height)
