@@ -15,7 +15,7 @@ from hydrainfer.scheduler import Worth
 from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import make_text
 from tests.equivalence.mixed import settled_stats
-from tests.equivalence.test_families import PICTURES
+from tests.families.chats import PICTURES
 from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]

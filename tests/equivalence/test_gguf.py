@@ -15,7 +15,8 @@ from tests.checkpoints import make_llava
 from tests.checkpoints_text import make_text
 from tests.equivalence.criterion import Tally
 from tests.equivalence.reference import Reference, TextReference
-from tests.equivalence.test_families import CHUNKED, PICTURES, TEXTS, image, text, user
+from tests.equivalence.test_families import CHUNKED
+from tests.families.chats import PICTURES, TEXTS, image, text, user
 from tests.gguf_files import AS_PUBLISHED, quantised, spell_as_published, write_text, write_vision
 from tests.parts import parts
 

@@ -13,7 +13,8 @@ from hydrainfer.planner.inputs import prompts_of, shape_of
 from tests.checkpoints import make_llava
 from tests.equivalence.criterion import compare_greedy
 from tests.equivalence.reference import Reference
-from tests.equivalence.test_families import CHUNKED, N_NEW, image, text, user
+from tests.equivalence.test_families import CHUNKED, N_NEW
+from tests.families.chats import image, text, user
 from tests.toy_family import TOY, pooled
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from hydrainfer.core import InvalidRequest
 from hydrainfer.processor import load_description, parse_messages
-from tests.equivalence.test_families import IN_ORDER
+from tests.families.chats import IN_ORDER
 
 pytestmark = pytest.mark.cpu
 
