@@ -9,7 +9,16 @@ from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.family import TEXT, Family, Names, text_only
 from hydrainfer.checkpoint.files import check_fields, find_json, preprocessing, read_json, require
 from hydrainfer.checkpoint.hf import hf_config
-from hydrainfer.checkpoint.located import has_weights, is_hub_name, locate, locate_model, model_folder, name_of
+from hydrainfer.checkpoint.located import (
+    describes_otherwise,
+    has_weights,
+    is_hub_name,
+    locate,
+    locate_description,
+    locate_model,
+    model_folder,
+    name_of,
+)
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
     ClipSettings,
@@ -47,11 +56,13 @@ __all__ = [
     "VisionConfig",
     "VisionShape",
     "check_fields",
+    "describes_otherwise",
     "find_json",
     "has_weights",
     "hf_config",
     "is_hub_name",
     "locate",
+    "locate_description",
     "locate_model",
     "model_folder",
     "name_of",

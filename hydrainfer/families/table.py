@@ -11,7 +11,16 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
-from hydrainfer.checkpoint import Family, ModelConfig, check_fields, hf_config, read_json, require, text_config
+from hydrainfer.checkpoint import (
+    Family,
+    ModelConfig,
+    check_fields,
+    describes_otherwise,
+    hf_config,
+    read_json,
+    require,
+    text_config,
+)
 from hydrainfer.core import CheckpointError
 
 _HERE = "hydrainfer.families"
@@ -58,9 +67,8 @@ def architecture_of(path: str | Path) -> str:
     what = "pass a Hugging Face checkpoint directory, a GGUF file, or a name on the hub such as owner/name"
     require(path.exists(), path, f"no such directory; {what}")
     require(path.is_dir(), path, f"is not a directory; {what}")
-    mistral = (path / "params.json").exists() and not (path / "config.json").exists()
-    require(not mistral, path, "holds Mistral's params.json and no config.json; take a repository that has both")
-    require((path / "config.json").exists(), path, f"config.json is missing; {what}")
+    if not (path / "config.json").exists():
+        raise CheckpointError(f"{path}: {describes_otherwise(path) or f'config.json is missing; {what}'}")
     raw = read_json(path / "config.json")
     kind, names = raw.get("model_type"), raw.get("architectures") or []
     if names:
