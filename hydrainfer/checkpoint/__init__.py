@@ -6,7 +6,7 @@ vocabulary.
 
 from hydrainfer.checkpoint.decoder import Decoder, Rope, TextConfig, text_config
 from hydrainfer.checkpoint.experts import Experts
-from hydrainfer.checkpoint.family import TEXT, Family, Names, text_only
+from hydrainfer.checkpoint.family import TEXT, Family, Names, Served, text_only
 from hydrainfer.checkpoint.files import check_fields, find_json, preprocessing, read_json, require
 from hydrainfer.checkpoint.hf import hf_config
 from hydrainfer.checkpoint.located import (
@@ -52,6 +52,7 @@ __all__ = [
     "QwenVideoSettings",
     "Recurrence",
     "Rope",
+    "Served",
     "TextConfig",
     "VisionConfig",
     "VisionShape",

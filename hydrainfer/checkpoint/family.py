@@ -77,6 +77,18 @@ class Family(NamedTuple):
     n_around: int = 0
 
 
+class Served(NamedTuple):
+    """A row of the tables in the documentation: what people know these architectures as, and what is in them.
+    `placeholders`: how many a picture has; "" if the models take text only. `media`: what they take besides text."""
+
+    architectures: tuple[str, ...]
+    models: str
+    language: str
+    vision: str = ""
+    placeholders: str = ""
+    media: str = ""
+
+
 def text_only(decoder: Decoder, *, names: Names = TEXT, dtype: str = "float16") -> Family:
     """The family of checkpoints that hold this decoder alone."""
     return Family(decoder.model_type, names, decoder, dtype=dtype)

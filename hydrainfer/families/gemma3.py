@@ -14,6 +14,7 @@ from hydrainfer.checkpoint import (
     Family,
     Fit,
     PixelBackend,
+    Served,
     VisionConfig,
     VisionShape,
     preprocessing,
@@ -130,3 +131,14 @@ FAMILIES = {
         n_around=4,
     ),
 }
+SERVED = (
+    Served(("Gemma3ForCausalLM",), "Gemma 3 (270M, 1B)", "Gemma 3: windows in 5 of 6 layers"),
+    Served(
+        ("Gemma3ForConditionalGeneration",),
+        "Gemma 3 (4B, 12B, 27B)",
+        "Gemma 3",
+        "SigLIP, averaged patches, projector; no pan and scan",
+        "the same for all: 256",
+        "pictures",
+    ),
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.checkpoint import ACTIVATIONS, Decoder, Fit, Names, VisionShape, require, text_only
+from hydrainfer.checkpoint import ACTIVATIONS, Decoder, Fit, Names, Served, VisionShape, require, text_only
 from hydrainfer.checkpoint.recurrence import lfm2_names, short_convolutions
 from hydrainfer.families.qwen_vl import QWEN_VL, FramesConfig, frame_pixels, frame_theta
 
@@ -120,3 +120,15 @@ FAMILIES = {
         n_template=12,
     ),
 }
+SERVED = (
+    Served(("Lfm2ForCausalLM",), "LFM2", "short convolutions, attention in some layers"),
+    Served(("Lfm3ForCausalLM",), "LFM3", "short convolutions in 13 of 24 layers, windows in 5, full attention in 6"),
+    Served(
+        ("Lfm3VlForConditionalGeneration",),
+        "LFM3-VL",
+        "LFM3",
+        "own tower: gated 2D convolutions, attention in some layers",
+        "by size: one per 32 x 32 pixels",
+        "pictures, videos",
+    ),
+)

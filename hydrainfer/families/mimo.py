@@ -3,7 +3,7 @@ for multi-token prediction."""
 
 from __future__ import annotations
 
-from hydrainfer.checkpoint import TEXT, Decoder, experts, text_only
+from hydrainfer.checkpoint import TEXT, Decoder, Served, experts, text_only
 
 _MIMO = Decoder(
     "mimo_v2_flash",
@@ -30,3 +30,4 @@ _NAMES = TEXT._replace(
     mtp=((r"pre_mlp_layernorm\.", "post_attention_layernorm."), (r"\.attention_sink_bias$", ".sinks")),
 )
 FAMILIES = {"MiMoV2FlashForCausalLM": text_only(_MIMO, names=_NAMES, dtype="bfloat16")}
+SERVED = (Served(("MiMoV2FlashForCausalLM",), "MiMo-V2-Flash", "experts, windows with sinks in 39 of 48 layers"),)

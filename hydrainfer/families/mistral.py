@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydrainfer.checkpoint import TEXT, Decoder, experts, text_only
+from hydrainfer.checkpoint import TEXT, Decoder, Served, experts, text_only
 
 _MISTRAL = Decoder("mistral", qkv_bias=False, out_bias=False, sliding="all")
 _EXPERTS = (
@@ -17,3 +17,7 @@ FAMILIES = {
         _MISTRAL._replace(model_type="mixtral", experts=experts.mixtral), names=TEXT._replace(text=_EXPERTS)
     ),
 }
+SERVED = (
+    Served(("MistralForCausalLM",), "Mistral 7B", "Mistral, with or without sliding window"),
+    Served(("MixtralForCausalLM",), "Mixtral", "Mistral with experts"),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydrainfer.checkpoint import Decoder, experts, text_only
+from hydrainfer.checkpoint import Decoder, Served, experts, text_only
 from hydrainfer.checkpoint.recurrence import gated_delta
 
 _NEXT = Decoder("qwen3_next", qk_norm=True, partial=True, gated=True, recurrence=gated_delta, mtp=1)
@@ -19,3 +19,13 @@ FAMILIES = {
     "Qwen3_5ForCausalLM": text_only(QWEN3_5, dtype="bfloat16"),
     "Qwen3_5MoeForCausalLM": text_only(QWEN3_5_MOE, dtype="bfloat16"),
 }
+SERVED = (
+    Served(("Qwen2ForCausalLM",), "Qwen2, Qwen2.5", "Qwen2"),
+    Served(("Qwen3ForCausalLM",), "Qwen3 (dense)", "Qwen3"),
+    Served(("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"), "Qwen1.5-MoE, Qwen3-30B-A3B and others", "with experts"),
+    Served(
+        ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+        "Qwen3-Next (experts); the text models of Qwen3.5 to 3.8, with experts and without",
+        "the gated delta rule in 3 of 4 layers, gated attention",
+    ),
+)

@@ -20,6 +20,7 @@ from hydrainfer.checkpoint import (
     PixelBackend,
     QwenSettings,
     QwenVideoSettings,
+    Served,
     VisionConfig,
     VisionShape,
     experts,
@@ -240,3 +241,38 @@ FAMILIES = {
     "Qwen3_5ForConditionalGeneration": _LATER._replace(model_type="qwen3_5", decoder=QWEN3_5),
     "Qwen3_5MoeForConditionalGeneration": _LATER._replace(model_type="qwen3_5_moe", decoder=QWEN3_5_MOE),
 }
+_SEES = "pictures, videos"
+SERVED = (
+    Served(
+        ("Qwen2VLForConditionalGeneration",),
+        "Qwen2-VL",
+        "Qwen2, M-RoPE",
+        "own ViT, 2D rotary, 2 x 2 merger",
+        "by size: one per 28 x 28 pixels",
+        _SEES,
+    ),
+    Served(
+        ("Qwen2_5_VLForConditionalGeneration",),
+        "Qwen2.5-VL, MiMo-VL-7B",
+        "Qwen2, M-RoPE, videos at their time",
+        "own ViT, windows but for some layers, gated MLP",
+        "by size: one per 28 x 28 pixels",
+        _SEES,
+    ),
+    Served(
+        ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+        "Qwen3-VL, dense and with experts",
+        "Qwen3, interleaved M-RoPE",
+        "own ViT, learned grid, DeepStack",
+        "by size: one per 32 x 32 pixels",
+        _SEES,
+    ),
+    Served(
+        ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+        "Qwen3.5, 3.6 and 3.8, dense and with experts",
+        "the gated delta rule in 3 of 4 layers, gated attention, interleaved M-RoPE of a part of each head",
+        "Qwen3-VL's without DeepStack",
+        "by size: one per 32 x 32 pixels",
+        _SEES,
+    ),
+)
