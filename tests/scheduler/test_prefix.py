@@ -25,7 +25,7 @@ from hydrainfer.core import (
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.scheduler.room import SequenceRoom
 from tests.cache.other_kinds import STATE, WINDOW
-from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
+from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request, shown_ids
 
 pytestmark = pytest.mark.unit
 BLOCK = KV.block_tokens
@@ -64,8 +64,9 @@ def requests_of(tree):
         ids = [*before.prompt_ids, *expected_tokens(before)] if before else [3]
         media = list(before.media) if before else []
         if turn.picture is not None:
-            media.append(MediaSpan(len(ids), 6, b"picture%d" % turn.picture, "px"))
-            ids += [0] * 6
+            gaps = ((2, 1), (3, 6)) if turn.picture == 2 else ()
+            media.append(MediaSpan(len(ids), 6, b"picture%d" % turn.picture, "px", gaps=gaps))
+            ids += shown_ids(media[-1])
         ids += turn.text
         made.append(
             Request(
