@@ -102,7 +102,7 @@ def test_a_request_takes_the_time_of_its_batches():
 
 @pytest.mark.parametrize("tokens", [1, 7, 24])
 def test_chunks_read_the_rows_of_their_placeholders_where_pictures_have_text_inside(tokens, monkeypatch):
-    request = make_request("r", 9, [1, 2, 3], max_tokens=4, gaps={1: ((2, 1), (5, 9)), 2: ((4, 4),)})
+    request = make_request("r", 9, [1, 3, 2], max_tokens=4, gaps={1: ((2, 1), (5, 9)), 2: ((4, 4),)})
     want, look, looked = alone(request), _Language._look, []
 
     def noting(self, work, reads):
