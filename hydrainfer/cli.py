@@ -130,6 +130,10 @@ app.command()(storing.store)
 
 @app.command()
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Only say whether this model is served: as --model of `serve`. Nothing large is fetched."),
+    ] = None,
     config_file: _ConfigFile = None,
     port: Annotated[int, typer.Option(help="The port that a server would listen on.", min=0, max=65535)] = 8000,
     store: Annotated[
@@ -138,8 +142,9 @@ def doctor(
     serve: Annotated[bool, typer.Option(help="Also start servers, one of them with Ray.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per finding.")] = False,
 ) -> None:
-    """Say what this machine has, what is chosen of it, and whether a server works here."""
-    from hydrainfer.doctor import CheckResult, examine, report
+    """Say what this machine has, what is chosen of it, and whether a server works here. With MODEL: whether that model
+    is served."""
+    from hydrainfer.doctor import CheckResult, examine, examine_model, report
 
     config = load({"store": store} if store is not None else {}, config_file, os.environ).config
     stores = stores_of(config, () if config.layout == "auto" else read_layout(config.layout))
@@ -152,6 +157,8 @@ def doctor(
         else:
             console.print(f"{marks[finding.state]} [bold]{finding.name}[/bold]: {escape(finding.says)}", soft_wrap=True)
 
+    if model is not None:
+        raise typer.Exit(0 if report(examine_model(model), say) else 1)
     with nullcontext() if as_json else console.status("kernels are compiled the first time, servers take a minute"):
         works = report(examine(port, serve, stores), say)
     if not as_json:

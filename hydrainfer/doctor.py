@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hydrainfer import builtin, machine
 from hydrainfer.config import load
-from hydrainfer.core import ConfigError, HydraError
+from hydrainfer.core import ConfigError, HydraError, Role
 from hydrainfer.version import __version__
 
 if TYPE_CHECKING:
@@ -59,6 +59,43 @@ def examine(port: int, serve: bool, stores: Sequence[str] = ()) -> Iterator[Chec
         yield _tried("server", {}, "one EPD instance in this process")
         ray = {"layout": "1E1PD", "launcher": "ray", "start_timeout_s": 180.0, "log_level": "error"}
         yield _tried("Ray", ray, "1E1PD as Ray actors, with a picture's embeddings moved between them")
+
+
+def examine_model(name: str) -> Iterator[CheckResult]:
+    """Whether a model is served, from the files that describe it; of a name on the hub only these are fetched, a few
+    KiB. If it is: its family, its caches, and what a usual picture becomes."""
+    from hydrainfer.checkpoint import REFERENCE, locate_description, name_of
+    from hydrainfer.families import parse_config
+    from hydrainfer.models import cache_specs
+    from hydrainfer.planner.inputs import shape_of
+    from hydrainfer.processor import image_adapter
+
+    try:
+        path = locate_description(name)
+        model = parse_config(path).model
+        shape = shape_of(str(path))
+        adapter = image_adapter(model)
+        picture = None if adapter is None else adapter.fit(*REFERENCE)
+    except HydraError as e:
+        yield CheckResult("model", "bad", e.message)
+        return
+    text, everything = model.text, Role.parse("EPD")
+    says = f"{name_of(path)} is served: {model.architecture}, {text.layers} layers, {model.dtype}"
+    yield CheckResult("model", "ok", f"{says}, {shape.weight_bytes(everything) / GIB:.3g} GiB of weights")
+    for spec in cache_specs(model, everything, model.dtype):
+        if spec.paged:
+            each = f"{spec.block_bytes // spec.block_tokens:,} bytes per token"
+            seen = f", of the last {spec.window:,} tokens" if spec.window else ""
+            yield CheckResult(f"cache {spec.name}", "ok", f"{each}{seen}, {len(spec.layers)} layers")
+        else:
+            yield CheckResult(f"cache {spec.name}", "ok", f"{spec.block_bytes:,} bytes per request and kept state")
+    yield CheckResult("context", "ok", f"{text.context:,} tokens")
+    if picture is None:
+        yield CheckResult("pictures", "ok", "none, it takes text only")
+        return
+    videos = "videos, too" if len(model.media_tokens) > 1 else "no videos"
+    width, height = REFERENCE
+    yield CheckResult("pictures", "ok", f"one of {width} x {height} is {picture.n_tokens:,} tokens; {videos}")
 
 
 def _machine() -> CheckResult:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests import ages, circles, options_page
+from tests import ages, circles, models_page, options_page
 
 LIMIT = 450
 ALLOWED: dict[str, str] = {}
@@ -58,6 +58,9 @@ def complaints() -> list[str]:
     page = options_page.PAGE.read_text()
     if options_page.written(page) != page:
         found.append("docs/options.md: not what the options are; run python -m tests.options_page")
+    page = models_page.PAGE.read_text()
+    if models_page.written(page) != page:
+        found.append("docs/models.md: not what the families are; run python -m tests.models_page")
     for path in tracked("*.py", "*.cpp", "*.cu", "*.h"):
         name, n = str(path.relative_to(ROOT)), len(path.read_text().splitlines())
         if n > LIMIT and name not in ALLOWED:

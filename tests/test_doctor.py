@@ -226,3 +226,46 @@ def test_the_store_comes_from_flag_variable_file_or_layout(tmp_path, monkeypatch
     run(app, ["doctor"])
     run(app, ["doctor", "--store", "dir:/flag"])
     assert asked == [[], ["dir:/file", "dir:/own"], ["dir:/variable"], ["dir:/flag"]]
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            "qwen3.5-9b",
+            {
+                "model": "qwen3.5-9b is served: Qwen3_5ForConditionalGeneration, 32 layers, bfloat16, 17.5 GiB",
+                "cache kv": "32,768 bytes per token, 8 layers",
+                "cache state": "51,511,296 bytes per request",
+                "pictures": "one of 1024 x 768 is 768 tokens; videos, too",
+            },
+        ),
+        ("gemma-3-4b", {"cache kv.1024": "of the last 1,024 tokens, 29 layers", "pictures": "256 tokens; no videos"}),
+        ("llama-3.1-8b", {"context": "131,072 tokens", "pictures": "text only"}),
+    ],
+)
+def test_a_model_that_is_served(model, says):
+    """From its configuration alone."""
+    code, found = findings(model)
+    assert code == 0 and not {"machine", "port"} & set(found)
+    assert all(part in found[name]["says"] for name, part in says.items())
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "config.json is missing"),
+        ({"adapter_config.json": "{}"}, "holds a LoRA adapter, which is not served; merge it"),
+        ({"params.json": "{}"}, "Mistral's params.json and no config.json"),
+        ({"b-Q4.gguf": "", "a-Q4.gguf": ""}, "name one of them, e.g. a-Q4.gguf"),
+        ({"model.onnx": ""}, "ONNX files, which are not served"),
+        ({"config.json": '{"architectures": ["InternVLChatModel"], "auto_map": {}}'}, "ends with -hf"),
+        ({"config.json": '{"architectures": ["Qwen9ForCausalLM"]}'}, "nearest: Qwen"),
+    ],
+)
+def test_a_model_that_is_not_served(tmp_path, files, says):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    code, found = findings(str(tmp_path))
+    assert code == 1 and list(found) == ["model"]
+    assert says in found["model"]["says"] and "\n" not in found["model"]["says"]

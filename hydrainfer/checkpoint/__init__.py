@@ -6,10 +6,19 @@ vocabulary.
 
 from hydrainfer.checkpoint.decoder import Decoder, Rope, TextConfig, text_config
 from hydrainfer.checkpoint.experts import Experts
-from hydrainfer.checkpoint.family import TEXT, Family, Names, text_only
+from hydrainfer.checkpoint.family import TEXT, Family, Names, Served, text_only
 from hydrainfer.checkpoint.files import check_fields, find_json, preprocessing, read_json, require
 from hydrainfer.checkpoint.hf import hf_config
-from hydrainfer.checkpoint.located import has_weights, is_hub_name, locate, locate_model, model_folder, name_of
+from hydrainfer.checkpoint.located import (
+    describes_otherwise,
+    has_weights,
+    is_hub_name,
+    locate,
+    locate_description,
+    locate_model,
+    model_folder,
+    name_of,
+)
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
     ClipSettings,
@@ -43,15 +52,18 @@ __all__ = [
     "QwenVideoSettings",
     "Recurrence",
     "Rope",
+    "Served",
     "TextConfig",
     "VisionConfig",
     "VisionShape",
     "check_fields",
+    "describes_otherwise",
     "find_json",
     "has_weights",
     "hf_config",
     "is_hub_name",
     "locate",
+    "locate_description",
     "locate_model",
     "model_folder",
     "name_of",

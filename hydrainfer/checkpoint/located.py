@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hydrainfer.core import CheckpointError, ConfigError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
+_DESCRIBING = ["config.json", "*processor_config.json", "params.json", "adapter_config.json"]
 _NOT_WANTED = ["consolidated*", "*/*.json", "*/*.safetensors"]  # the same weights in other programs' formats
 
 
@@ -41,6 +43,14 @@ def locate(model: str, *, revision: str | None = None, mmproj: str | None = None
     return _snapshot(model, revision) if by_name else path
 
 
+def locate_description(model: str, *, revision: str | None = None) -> Path:
+    """As `locate_model`, but of a name on the hub only the files that describe the model are fetched, a few KiB. Raises
+    `ConfigError` or `CheckpointError`."""
+    if not is_hub_name(model):
+        return locate_model(model)
+    return _snapshot(model, revision, _DESCRIBING, _is_described)
+
+
 def locate_model(name: str) -> Path:
     """The directory of a checkpoint, or of a configuration without weights that is shipped in configs/models. Raises
     `ConfigError`, which names the shipped ones, or `CheckpointError`."""
@@ -62,19 +72,68 @@ def name_of(path: Path) -> str:
     return path.name
 
 
-def _snapshot(model: str, revision: str | None) -> Path:
-    """The snapshot of a model on the hub. Raises `CheckpointError`, which says how to download the model."""
+def _is_whole(path: Path) -> bool:
+    """Whether a snapshot has all files that every checkpoint needs. A download that was cut off leaves some out."""
+    try:
+        weight_files(path)
+    except CheckpointError:
+        return False
+    return all((path / name).is_file() for name in ("config.json", "tokenizer.json"))
+
+
+def _is_described(path: Path) -> bool:
+    return (path / "config.json").is_file() or describes_otherwise(path) is not None
+
+
+def describes_otherwise(path: Path) -> str | None:
+    """What a directory without config.json holds instead of a checkpoint, and what to take; None if that is not
+    known."""
+    if (path / "params.json").is_file():
+        return "holds Mistral's params.json and no config.json; take a repository that has both"
+    return _otherwise([p.name for p in path.iterdir()])
+
+
+def _otherwise(names: Sequence[str]) -> str | None:
+    if "adapter_config.json" in names:
+        return "holds a LoRA adapter, which is not served; merge it into its model, and serve that"
+    by_ending = {ending: [name for name in names if name.endswith(ending)] for ending in (".gguf", ".onnx")}
+    if by_ending[".gguf"]:
+        return f"holds GGUF files and no config.json; name one of them, e.g. {min(by_ending['.gguf'])}"
+    if by_ending[".onnx"]:
+        return "holds ONNX files, which are not served; take the repository that they were made from"
+    return None
+
+
+def _lacks(model: str, revision: str | None) -> str:
+    """Why a snapshot that could be fetched is no checkpoint."""
+    from huggingface_hub import list_repo_files
+
+    with suppress(Exception):
+        names = list_repo_files(model, revision=revision)
+        if "config.json" not in names and (other := _otherwise(names)) is not None:
+            return f"it {other}"
+    return "it lacks config.json, tokenizer.json or safetensors"
+
+
+def _snapshot(
+    model: str,
+    revision: str | None,
+    wanted: Sequence[str] = _WANTED,
+    suffices: Callable[[Path], bool] = _is_whole,
+) -> Path:
+    """The snapshot of a model on the hub, with the files `wanted`, if it `suffices`. Raises `CheckpointError`, which
+    says how to download the model."""
     from huggingface_hub import constants, snapshot_download
 
     def find(*, local: bool) -> Path | None:
         found = snapshot_download(
             model,
             revision=revision,
-            allow_patterns=_WANTED,
+            allow_patterns=list(wanted),
             ignore_patterns=_NOT_WANTED,
             local_files_only=local,
         )
-        return Path(found) if _is_whole(Path(found)) else None
+        return Path(found) if suffices(Path(found)) else None
 
     with suppress(Exception):  # missing or damaged; a download may correct that
         if (found := find(local=True)) is not None:
@@ -83,7 +142,7 @@ def _snapshot(model: str, revision: str | None) -> Path:
     try:
         if not why and (found := find(local=False)) is not None:
             return found
-        why = why or "it lacks config.json, tokenizer.json or safetensors"
+        why = why or _lacks(model, revision)
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as e:  # errors of huggingface_hub and of three libraries that it uses
@@ -93,15 +152,6 @@ def _snapshot(model: str, revision: str | None) -> Path:
         f"{model} is no directory, and not in the Hugging Face cache ({constants.HF_HUB_CACHE}); it was not fetched: "
         f"{why}. Where there is a network: hf download {model}{at}"
     )
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a snapshot has all files that every checkpoint needs. A download that was cut off leaves some out."""
-    try:
-        weight_files(path)
-    except CheckpointError:
-        return False
-    return all((path / name).is_file() for name in ("config.json", "tokenizer.json"))
 
 
 def _reason(e: Exception) -> str:

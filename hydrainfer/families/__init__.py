@@ -6,6 +6,8 @@ Called by models, processor, planner and assemble. Never imports torch; importin
 
 from hydrainfer.families.table import (
     FAMILIES,
+    NOT_SERVED,
+    SERVED,
     ParsedConfig,
     architecture_of,
     family_of,
@@ -15,6 +17,8 @@ from hydrainfer.families.table import (
 
 __all__ = [
     "FAMILIES",
+    "NOT_SERVED",
+    "SERVED",
     "ParsedConfig",
     "architecture_of",
     "family_of",

@@ -14,6 +14,7 @@ from hydrainfer.checkpoint import (
     Family,
     Fit,
     PixelBackend,
+    Served,
     VisionConfig,
     VisionShape,
     preprocessing,
@@ -113,7 +114,19 @@ def _pixels(side: int, path: Path) -> ClipSettings:
     return pixels
 
 
-_GEMMA = Decoder("gemma3_text", qk_norm=True, sliding="named", ropes=True, gemma=True)
+_GEMMA = Decoder(
+    "gemma3_text",
+    qk_norm="head",
+    sliding="named",
+    ropes=True,
+    norms="around",
+    centred=True,
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    divisor="query_pre_attn_scalar",
+    embed_scale="root",
+    stretched=False,
+    refused=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+)
 FAMILIES = {
     "Gemma3ForCausalLM": text_only(_GEMMA, dtype="bfloat16"),
     "Gemma3ForConditionalGeneration": Family(
@@ -130,3 +143,14 @@ FAMILIES = {
         n_around=4,
     ),
 }
+SERVED = (
+    Served(("Gemma3ForCausalLM",), "Gemma 3 (270M, 1B)", "Gemma 3: windows in 5 of 6 layers"),
+    Served(
+        ("Gemma3ForConditionalGeneration",),
+        "Gemma 3 (4B, 12B, 27B)",
+        "Gemma 3",
+        "SigLIP, averaged patches, projector; no pan and scan",
+        "the same for all: 256",
+        "pictures",
+    ),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydrainfer.checkpoint import TEXT, Decoder, experts, text_only
+from hydrainfer.checkpoint import TEXT, Decoder, Served, experts, text_only
 
 _GPT_OSS = Decoder(
     "gpt_oss", sliding="named", sinks="all", experts=experts.gpt_oss, quantized=("mxfp4",)
@@ -12,3 +12,4 @@ FAMILIES = {
         _GPT_OSS, names=TEXT._replace(text=((r"\.mlp\.router\.", ".mlp.gate."),)), dtype="bfloat16"
     ),
 }
+SERVED = (Served(("GptOssForCausalLM",), "GPT-OSS", "experts, sinks, windows in every other layer"),)

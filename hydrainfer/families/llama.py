@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from hydrainfer.checkpoint import Decoder, text_only
+from hydrainfer.checkpoint import Decoder, Served, text_only
 
 FAMILIES = {"LlamaForCausalLM": text_only(Decoder("llama", mlp_bias=None, mtp=0))}
+SERVED = (Served(("LlamaForCausalLM",), "Llama 2, Llama 3", "Llama"),)

@@ -16,6 +16,7 @@ from hydrainfer.checkpoint import (
     Fit,
     Names,
     PixelBackend,
+    Served,
     VisionConfig,
     VisionShape,
     preprocessing,
@@ -229,3 +230,21 @@ FAMILIES = {
         n_template=45,  # the same, after "A chat between a curious human and an artificial intelligence assistant. ..."
     ),
 }
+SERVED = (
+    Served(
+        ("LlavaForConditionalGeneration",),
+        "LLaVA-1.5",
+        "Llama (Mistral, Qwen2, Qwen3: accepted, untested)",
+        "CLIP, projector",
+        "the same for all",
+        "pictures",
+    ),
+    Served(
+        ("LlavaNextForConditionalGeneration",),
+        "LLaVA-NeXT, LLaVA-1.6",
+        "Llama, Mistral, Qwen2 (Qwen3: accepted, untested)",
+        "CLIP over the picture and its tiles, projector, newline",
+        "by size and shape",
+        "pictures",
+    ),
+)

@@ -3,7 +3,7 @@ for multi-token prediction."""
 
 from __future__ import annotations
 
-from hydrainfer.checkpoint import TEXT, Decoder, experts, text_only
+from hydrainfer.checkpoint import TEXT, Decoder, Served, experts, text_only
 
 _MIMO = Decoder(
     "mimo_v2_flash",
@@ -11,8 +11,11 @@ _MIMO = Decoder(
     sliding="named",
     ropes=True,
     partial=True,
-    mimo=True,
+    value_dim="v_head_dim",
+    value_scale="attention_value_scale",
+    local_kv=2,
     mtp=1,
+    mtp_slides=True,
     sinks="windows",
     experts=experts.mimo,
 )
@@ -30,3 +33,4 @@ _NAMES = TEXT._replace(
     mtp=((r"pre_mlp_layernorm\.", "post_attention_layernorm."), (r"\.attention_sink_bias$", ".sinks")),
 )
 FAMILIES = {"MiMoV2FlashForCausalLM": text_only(_MIMO, names=_NAMES, dtype="bfloat16")}
+SERVED = (Served(("MiMoV2FlashForCausalLM",), "MiMo-V2-Flash", "experts, windows with sinks in 39 of 48 layers"),)

@@ -20,6 +20,7 @@ from hydrainfer.checkpoint import (
     PixelBackend,
     QwenSettings,
     QwenVideoSettings,
+    Served,
     VisionConfig,
     VisionShape,
     experts,
@@ -212,7 +213,7 @@ _NAMES = Names(  # published and present names
     ),
 )
 _QWEN2 = Decoder("qwen2_vl_text", qkv_bias=True, out_bias=False, sliding="refused", sections=(16, 24, 24))
-_QWEN3 = Decoder("qwen3_vl_text", qk_norm=True, sliding="refused", sections=(24, 20, 20), interleaved=True)
+_QWEN3 = Decoder("qwen3_vl_text", qk_norm="head", sliding="refused", sections=(24, 20, 20), interleaved=True)
 QWEN_VL = Family(
     "qwen2_vl",
     _NAMES,
@@ -240,3 +241,38 @@ FAMILIES = {
     "Qwen3_5ForConditionalGeneration": _LATER._replace(model_type="qwen3_5", decoder=QWEN3_5),
     "Qwen3_5MoeForConditionalGeneration": _LATER._replace(model_type="qwen3_5_moe", decoder=QWEN3_5_MOE),
 }
+_SEES = "pictures, videos"
+SERVED = (
+    Served(
+        ("Qwen2VLForConditionalGeneration",),
+        "Qwen2-VL",
+        "Qwen2, M-RoPE",
+        "own ViT, 2D rotary, 2 x 2 merger",
+        "by size: one per 28 x 28 pixels",
+        _SEES,
+    ),
+    Served(
+        ("Qwen2_5_VLForConditionalGeneration",),
+        "Qwen2.5-VL, MiMo-VL-7B",
+        "Qwen2, M-RoPE, videos at their time",
+        "own ViT, windows but for some layers, gated MLP",
+        "by size: one per 28 x 28 pixels",
+        _SEES,
+    ),
+    Served(
+        ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+        "Qwen3-VL, dense and with experts",
+        "Qwen3, interleaved M-RoPE",
+        "own ViT, learned grid, DeepStack",
+        "by size: one per 32 x 32 pixels",
+        _SEES,
+    ),
+    Served(
+        ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+        "Qwen3.5, 3.6 and 3.8, dense and with experts",
+        "the gated delta rule in 3 of 4 layers, gated attention, interleaved M-RoPE of a part of each head",
+        "Qwen3-VL's without DeepStack",
+        "by size: one per 32 x 32 pixels",
+        _SEES,
+    ),
+)

@@ -11,25 +11,55 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
-from hydrainfer.checkpoint import Family, ModelConfig, check_fields, hf_config, read_json, require, text_config
+from hydrainfer.checkpoint import (
+    Family,
+    ModelConfig,
+    Served,
+    check_fields,
+    describes_otherwise,
+    hf_config,
+    read_json,
+    require,
+    text_config,
+)
 from hydrainfer.core import CheckpointError
 
 _HERE = "hydrainfer.families"
-FAMILIES: dict[str, Family] = {
-    name: family
-    for module in iter_modules([str(Path(__file__).parent)])
-    if module.name != "table"
-    for name, family in import_module(f"{_HERE}.{module.name}").FAMILIES.items()
-}
+_MODULES = [import_module(f"{_HERE}.{m.name}") for m in iter_modules([str(Path(__file__).parent)]) if m.name != "table"]
+FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}
 """The families by the name of their architecture."""
-_INSTEAD = {
-    "InternVLChatModel": "the repository of the same name that ends with -hf",
-    "MiniCPMV": "another family: no version of it is served",
-    "DeepseekVLV2ForCausalLM": "another family: no version of it is served",
-    "KimiVLForConditionalGeneration": "another family: no version of it is served",
-    "Ovis": "another family: no version of it is served",
+SERVED: tuple[Served, ...] = tuple(row for module in _MODULES for row in module.SERVED)
+"""What people know them as."""
+_OWN_CODE, _AUDIO = "needs the checkpoint's own code, which is never run", "audio"
+_LATENT, _MAMBA = "latent attention (MLA)", "Mamba-2 layers"
+NOT_SERVED = {
+    "InternVLChatModel": f"{_OWN_CODE}; take the repository of the same name that ends with -hf",
+    "MiniCPMV": _OWN_CODE,
+    "MiniCPMO": _OWN_CODE,
+    "Ovis": _OWN_CODE,
+    "KimiVLForConditionalGeneration": _OWN_CODE,
+    "DeepseekVLV2ForCausalLM": _OWN_CODE,
+    "Phi4MMForCausalLM": f"{_OWN_CODE}, and matrices that change with the medium",
+    "Phi4MultimodalForCausalLM": "matrices that change with the medium",
+    "MllamaForConditionalGeneration": "cross-attention to pictures",
+    "Llama4ForConditionalGeneration": "chunked attention",
+    "PaliGemmaForConditionalGeneration": "a prompt that sees itself in both directions",
+    "Gemma3nForConditionalGeneration": "alternating updates (AltUp); take Gemma 4",
+    "DeepseekV2ForCausalLM": _LATENT,
+    "DeepseekV3ForCausalLM": _LATENT,
+    "Glm4MoeLiteForCausalLM": _LATENT,
+    "KimiK25ForConditionalGeneration": _LATENT,
+    "GraniteMoeHybridForCausalLM": _MAMBA,
+    "NemotronHForCausalLM": _MAMBA,
+    "KimiLinearForCausalLM": "Kimi's delta attention (KDA)",
+    "MiniMaxForCausalLM": "lightning attention",
+    "Molmo2ForConditionalGeneration": "pooling attention",
+    "Qwen2AudioForConditionalGeneration": _AUDIO,
+    "Qwen2_5OmniForConditionalGeneration": _AUDIO,
+    "Qwen3OmniMoeForConditionalGeneration": _AUDIO,
+    "VoxtralForConditionalGeneration": _AUDIO,
 }
-"""What to take instead of checkpoints that bring their own code, which is never run."""
+"""Architectures that people ask for, and what in them is not served."""
 _NEAREST = 5
 _ALL = 'all are in docs/models.md, "What is served"'
 
@@ -58,9 +88,8 @@ def architecture_of(path: str | Path) -> str:
     what = "pass a Hugging Face checkpoint directory, a GGUF file, or a name on the hub such as owner/name"
     require(path.exists(), path, f"no such directory; {what}")
     require(path.is_dir(), path, f"is not a directory; {what}")
-    mistral = (path / "params.json").exists() and not (path / "config.json").exists()
-    require(not mistral, path, "holds Mistral's params.json and no config.json; take a repository that has both")
-    require((path / "config.json").exists(), path, f"config.json is missing; {what}")
+    if not (path / "config.json").exists():
+        raise CheckpointError(f"{path}: {describes_otherwise(path) or f'config.json is missing; {what}'}")
     raw = read_json(path / "config.json")
     kind, names = raw.get("model_type"), raw.get("architectures") or []
     if names:
@@ -106,8 +135,8 @@ def _check_wide(raw: dict[str, Any], family: Family, path: Path) -> None:
 
 def _refused(name: str, kind: Any) -> str:
     """Why an architecture, or a model type if none is named, is not served, and what is near."""
-    if name in _INSTEAD:
-        return f"architecture {name} is not supported, for it needs the checkpoint's own code; take {_INSTEAD[name]}"
+    if name in NOT_SERVED:
+        return f"architecture {name} is not supported: {NOT_SERVED[name]}"
     if name:
         near = get_close_matches(name, FAMILIES, _NEAREST, 0.0)
         return f"architecture {name} is not supported; nearest: {', '.join(near)}; {_ALL}"

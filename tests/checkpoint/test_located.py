@@ -14,7 +14,7 @@ import pytest
 
 import hydrainfer
 from hydrainfer import LLM, SamplingParams, builtin
-from hydrainfer.checkpoint import locate, locate_model, name_of
+from hydrainfer.checkpoint import locate, locate_description, locate_model, name_of
 from hydrainfer.core import CheckpointError
 from hydrainfer.families import read_config
 from tests.checkpoints_text import make_text
@@ -223,3 +223,23 @@ def test_quantised_checkpoints_are_named_in_the_refusal(checkpoint, tmp_path, co
     with pytest.raises(CheckpointError) as e:
         read_config(path)
     assert wanted in e.value.message and "--quantization int8" in e.value.message
+
+
+def test_what_describes_a_model_is_fetched_alone(hub, checkpoint, monkeypatch):
+    """Without weights and tokenizer, which `locate` needs."""
+    asked = []
+
+    def fetch(model, *, revision, allow_patterns, ignore_patterns, local_files_only):
+        asked.append((model, allow_patterns, local_files_only))
+        return str(snapshot)
+
+    snapshot = keep(hub, checkpoint)
+    for file in snapshot.iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert locate_description("owner/tiny") == snapshot
+    ((_, patterns, local),) = asked
+    assert local and not any("safetensors" in p or "tokenizer" in p or p == "*.json" for p in patterns)
+    with pytest.raises(CheckpointError, match="it was not fetched"):
+        locate("owner/tiny")
