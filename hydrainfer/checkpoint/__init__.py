@@ -21,6 +21,7 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    MAX_ASPECT,
     ClipSettings,
     FrameTimes,
     PixelBackend,
@@ -31,20 +32,26 @@ from hydrainfer.checkpoint.pixels import (
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
+from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
+    "Activation",
     "ClipSettings",
     "Decoder",
     "Experts",
     "Family",
     "Fit",
     "FrameTimes",
+    "Matrix",
+    "Merge",
     "ModelConfig",
     "Names",
+    "Norm",
     "PixelBackend",
     "PixelBounds",
     "PixelSettings",
@@ -53,7 +60,9 @@ __all__ = [
     "Recurrence",
     "Rope",
     "Served",
+    "Steps",
     "TextConfig",
+    "TowerConfig",
     "VisionConfig",
     "VisionShape",
     "check_fields",
