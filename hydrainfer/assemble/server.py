@@ -3,6 +3,7 @@ cluster."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from hydrainfer.config import (
 )
 from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle
-from hydrainfer.families import ParsedConfig, parse_config
+from hydrainfer.families import ParsedConfig, family_of, parse_config
 from hydrainfer.grammar import Grammars, load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import fingerprint
@@ -49,6 +50,7 @@ from hydrainfer.storage import check_transport
 from hydrainfer.stores import check_stores
 
 _QUEUE_S = 10.0  # of waiting work, if no SLO limits it
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,10 @@ def _settled(config: ServeConfig, model: ModelConfig) -> ServeConfig:
     device = torch_device(config)
     check_transport(config.transport, device)
     quantization_of(config, device)
-    return msgspec.structs.replace(config, dtype=dtype_of(config, device, model.dtype))
+    dtype = dtype_of(config, device, model.dtype)
+    if dtype == "float16" and family_of(model).overflows:
+        _log.warning("numbers of this model are larger than float16 holds, and answers may be empty: --dtype bfloat16")
+    return msgspec.structs.replace(config, dtype=dtype)
 
 
 def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[InstanceSpec]) -> OverloadControl:

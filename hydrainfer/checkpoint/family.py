@@ -56,9 +56,10 @@ class Family(NamedTuple):
     the vision tower; None for text-only models. `around`: the fields of config.json that name the tokens around each
     picture. `frame`: the text that the first of these tokens, which is all that the chat template writes for a picture,
     becomes in a prompt; "" if the template writes the whole text itself. `sees_whole`: see `ModelConfig`. `dtype`: the
-    default if config.json names none. `fields`: what values fields of config.json may have, besides those that
-    `files.read_json` checks for all families. `n_template` and `n_around` are for the planner, which has no tokenizer:
-    the number of tokens of the chat template, including its default system text, and of those around each picture.
+    default if config.json names none; `overflows`: float16 does not hold the numbers of published models. `fields`:
+    what values fields of config.json may have, besides those that `files.read_json` checks for all families.
+    `n_template` and `n_around` are for the planner, which has no tokenizer: the number of tokens of the chat template,
+    including its default system text, and of those around each picture.
     """
 
     model_type: str
@@ -73,6 +74,7 @@ class Family(NamedTuple):
     sees_whole: bool = False
     dtype: str = "float16"
     fields: Mapping[str, Rule] = {}
+    overflows: bool = False
     n_template: int = 12
     n_around: int = 0
 
