@@ -21,6 +21,7 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    MAX_ASPECT,
     ClipSettings,
     FrameTimes,
     PixelBackend,
@@ -32,20 +33,26 @@ from hydrainfer.checkpoint.pixels import (
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
+from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
+    "Activation",
     "ClipSettings",
     "Decoder",
     "Experts",
     "Family",
     "Fit",
     "FrameTimes",
+    "Matrix",
+    "Merge",
     "ModelConfig",
     "Names",
+    "Norm",
     "PixelBackend",
     "PixelBounds",
     "PixelSettings",
@@ -54,7 +61,9 @@ __all__ = [
     "Recurrence",
     "Rope",
     "Served",
+    "Steps",
     "TextConfig",
+    "TowerConfig",
     "VisionConfig",
     "VisionShape",
     "check_fields",
