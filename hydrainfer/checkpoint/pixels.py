@@ -14,7 +14,7 @@ import msgspec
 
 from hydrainfer.core import CheckpointError, ConfigError
 
-BICUBIC = 3  # Pillow's number of the filter
+BICUBIC, LANCZOS = 3, 1  # Pillow's numbers of the filters
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 _HALF = (0.5, 0.5, 0.5)
 FrameTimes = Literal["counted", "timed", "told"]
@@ -146,6 +146,32 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
             temporal=stated(given, "temporal_patch_size", 2),
             bounds=PixelBounds(least, most),
             resize=given.get("do_resize", True),
+        )
+
+
+class TileSettings(PixelSettings, frozen=True, kw_only=True):
+    """The preprocessing of Idefics3 and SmolVLM. `edge`: the longest edge in pixels after the first resize; None if
+    there is none. `tile`: the side of a tile in pixels. `split`: whether a larger picture becomes several tiles."""
+
+    resample: int = LANCZOS
+    edge: int | None = 4 * 364
+    tile: int = 364
+    split: bool = True
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> TileSettings:
+        """Read a preprocessor configuration. Raises `CheckpointError`."""
+        size, tile = stated(given, "size", {"longest_edge": 4 * 364}), stated(given, "max_image_size", {})
+        if not isinstance(size, Mapping) or "longest_edge" not in size:
+            raise CheckpointError("preprocessor_config.json: size must give longest_edge for this model")
+        if not isinstance(tile, Mapping):
+            raise CheckpointError("preprocessor_config.json: max_image_size must give longest_edge")
+        usual = {"resample": LANCZOS, "image_mean": _HALF, "image_std": _HALF}
+        return cls._settled(
+            usual | dict(given) | {"do_resize": True},  # pictures are resized in any case
+            edge=size["longest_edge"] if given.get("do_resize", True) else None,
+            tile=tile.get("longest_edge") or 364,
+            split=given.get("do_image_splitting", True),
         )
 
 

@@ -46,7 +46,8 @@ Steps = tuple[Norm | Matrix | Activation | Merge, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class TowerConfig(VisionConfig):
-    """A vision transformer over squares of `image_size` pixels or, if that is 0, over pictures and frames of any size.
+    """A vision transformer over squares of `image_size` pixels, at most `squares` of a picture, or, if that is 0, over
+    pictures and frames of any size.
 
     **Patches** have a side of `patch` pixels and `temporal` frames. `patch_bias`: of their matrix. `positions`: a
     table that is added, for squares "learned", a row for each row; for any size "bilinear", a square of `grid` rows a
@@ -63,7 +64,7 @@ class TowerConfig(VisionConfig):
     several lie beside each other. `steps` bring them to the language model's width. `merge` squared patches become a
     token. `levels`: layers whose outputs, by `level_steps`, are added in the first language layers.
 
-    `pixels` and `videos`: the preprocessing."""
+    `pixels` and `videos`: the preprocessing. `marks`: see `VisionConfig`."""
 
     hidden: int
     intermediate: int
@@ -75,6 +76,7 @@ class TowerConfig(VisionConfig):
     patch: int
     features: tuple[int, ...]
     image_size: int = 0
+    squares: int = 1
     temporal: int = 1
     merge: int = 1
     videos: QwenVideoSettings | None = None
@@ -94,6 +96,7 @@ class TowerConfig(VisionConfig):
     steps: Steps = ()
     levels: tuple[int, ...] = ()
     level_steps: tuple[Steps, ...] = ()
+    marks: tuple[str, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -119,9 +122,14 @@ class TowerConfig(VisionConfig):
         return self.patches + self.class_row
 
     @property
+    def square_tokens(self) -> int:
+        """The rows of the embedding of a square."""
+        return self.patches // self.merge**2 + self.keep_class
+
+    @property
     def tokens(self) -> int:
         """The rows of the largest picture."""
-        return self.patches // self.merge**2 + self.keep_class if self.image_size else self.pixels.tokens
+        return self.squares * self.square_tokens if self.image_size else self.pixels.tokens
 
     def by(self, backend: PixelBackend) -> Self:
         videos = None if self.videos is None else self.videos.by(backend)

@@ -302,7 +302,7 @@ class SquareVision:
         """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         size, shape = self._vit.config.image_size, picture.pixels.shape
         fits = len(shape) in (3, 4) and shape[-3:] == (size, size, 3) and shape[0] > 0
-        return len(self._squares(picture)) * self._vit.config.tokens if fits else None
+        return len(self._squares(picture)) * self._vit.config.square_tokens if fits else None
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """The embedding [squares * tokens, width] of each picture."""
