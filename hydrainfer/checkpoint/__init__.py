@@ -29,6 +29,7 @@ from hydrainfer.checkpoint.pixels import (
     PixelSettings,
     QwenSettings,
     QwenVideoSettings,
+    TileSettings,
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
@@ -62,6 +63,7 @@ __all__ = [
     "Served",
     "Steps",
     "TextConfig",
+    "TileSettings",
     "TowerConfig",
     "VisionConfig",
     "VisionShape",
