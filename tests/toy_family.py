@@ -22,7 +22,7 @@ def pooled(rows: Tensor) -> Tensor:
 
 class PooledConfig(TowerConfig):
     @property
-    def tokens(self) -> int:
+    def square_tokens(self) -> int:
         return self.patches // 4
 
 

@@ -88,6 +88,38 @@ class ClipSettings(PixelSettings, frozen=True, kw_only=True):
         )
 
 
+class TileSettings(PixelSettings, frozen=True, kw_only=True):
+    """The preprocessing of pictures that are cut into squares of `tile` pixels: `least` to `most` of them, in columns
+    and rows whose ratio is nearest to the picture's. If there are several, the whole picture follows as one more.
+    `tiles`: whether pictures are cut at all."""
+
+    tile: int
+    least: int = 1
+    most: int = 12
+    tiles: bool = True
+
+    @property
+    def squares(self) -> int:
+        """The most squares of a picture."""
+        return self.most + 1 if self.tiles and self.most > 1 else 1
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], tile: int) -> TileSettings:
+        """Read a preprocessor configuration, whose `size` must be that of the tower's squares. Raises
+        `CheckpointError`."""
+        made, least, most = _pair(stated(given, "size", tile), "size"), *map(given.get, ("min_patches", "max_patches"))
+        if made != (tile, tile):
+            raise CheckpointError(
+                f"preprocessor_config.json makes pictures of {made} pixels, but the vision tower takes ({tile}, {tile})"
+            )
+        settings = cls._settled(given, tile=tile, least=least or 1, most=most or 12)
+        if settings.least > settings.most:
+            raise CheckpointError(
+                f"preprocessor_config.json: min_patches is {settings.least}, more than max_patches, {settings.most}"
+            )
+        return settings
+
+
 class PixelBounds(msgspec.Struct, frozen=True):
     """The least and most pixels of a picture, a frame or a whole video after resizing."""
 

@@ -52,13 +52,16 @@ class TowerConfig(VisionConfig):
     **Patches** have a side of `patch` pixels and `temporal` frames. `patch_bias`: of their matrix. `positions`: a
     table that is added, for squares "learned", a row for each row; for any size "bilinear", a square of `grid` rows a
     side, stretched over each picture. `class_row`: one more row before the patches of a square; `keep_class`: it is
-    used, too. `pre_norm`: a norm before the blocks.
+    used, too. `batched`: in the files, positions and the class row have a batch of one. `pre_norm`: a norm before the
+    blocks.
 
-    **Blocks**: `norm` is the kind of all norms, with `norm_eps`. `gated`: the activation of one half of the MLP's first
-    matrix is multiplied by the other half. `fused`: queries, keys and values are one tensor in the files. `rotation` of
-    queries and keys by row and column with the base `theta`, for towers of any size: "halves", those of all rows'
-    frequencies, then of all columns'. `window`: side, in tokens, of the squares within which all layers but
-    `full_layers` attend; 0 without windows.
+    **Blocks**: `norm` is the kind of all norms, with `norm_eps`. `qk_norm`: an RMS norm, with `qk_eps`, over a row of
+    queries, and one of keys, all heads together ("row"). `gated`: the activation of one half of the MLP's first matrix
+    is multiplied by the other half. `layer_scale`: what attention and MLP add is multiplied by a vector. `fused`:
+    queries, keys and values are one tensor in the files; `qkv_bias`: these have a bias. `rotation` of queries and keys
+    by row and column with the base `theta`, for towers of any size: "halves", those of all rows' frequencies, then of
+    all columns'. `window`: side, in tokens, of the squares within which all layers but `full_layers` attend; 0 without
+    windows.
 
     **Projector**: `features` are the hidden states that are used, 0 for the embeddings, i for the output of layer i;
     several lie beside each other. `steps` bring them to the language model's width. `merge` squared patches become a
@@ -85,10 +88,15 @@ class TowerConfig(VisionConfig):
     grid: int = 0
     class_row: bool = False
     keep_class: bool = False
+    batched: bool = False
     pre_norm: bool = False
     norm: Literal["layer", "rms"] = "layer"
+    qk_norm: Literal["none", "row"] = "none"
+    qk_eps: float = 1e-6
     gated: bool = False
+    layer_scale: bool = False
     fused: bool = False
+    qkv_bias: bool = True
     rotation: Literal["none", "halves"] = "none"
     theta: float = 10_000.0
     window: int = 0
@@ -141,14 +149,15 @@ class TowerConfig(VisionConfig):
         hidden, n_merged = self.hidden, self.merge**2
         mlp = (3 if self.gated else 2) * hidden * self.intermediate
         projected = [(self.steps, hidden * len(self.features)), *((steps, hidden) for steps in self.level_steps)]
-        n_tokens = fit(*REFERENCE) if self.image_size else fit(10_000, 10_000)
+        n_tokens = fit(*REFERENCE)
+        n_rows = self.square_rows * max(1, n_tokens // self.square_tokens) if self.image_size else 0
         return VisionShape(
             layers=self.depth,
             hidden=hidden,
             row_weights=3 * self.temporal * self.patch**2 * hidden + self.depth * (4 * hidden**2 + mlp),
             token_weights=sum(_weights(steps, first, n_merged) for steps, first in projected),
-            rows_per_token=self.square_rows / n_tokens if self.image_size else float(n_merged),
-            picture_tokens=n_tokens,
+            rows_per_token=n_rows / n_tokens if self.image_size else float(n_merged),
+            picture_tokens=self.tokens if self.image_size else fit(10_000, 10_000),
             window_rows=self.square_rows if self.image_size else (self.window * self.merge) ** 2,
             full_layers=len(self.full_layers),
         )

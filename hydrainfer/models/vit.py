@@ -10,8 +10,8 @@ A family is data. A mechanism that is missing is a small function in one of thes
   `Vit.embed`
 - frequencies of the rotation (even ones for rows, odd ones for columns): `frames.FREQUENCIES`; halves of a head that
   are rotated by themselves: `_Shared.rotate`
-- norms of queries, keys and values, another scale of the scores: `Block.run`, between the matrix and `attend`
-- what follows a block's matrix before it is added (a scale, a norm): `_add`; bounds of a matrix: `Linear`
+- norms of each head, of values, another scale of the scores: `Block.run`
+- a norm of what a block's matrix makes, before it is added: `_add`; bounds of a matrix: `Linear`
 - kinds of norms: `RowNorm`; steps of the projector (gated matrices, standardising, another way to merge, convolutions,
   which are a `Merge` and a `Matrix`): `Projector`
 - pictures of several squares: `SquareVision.encode`
@@ -97,21 +97,29 @@ class Block:
 
     norm_1: RowNorm
     qkv: Linear
+    qk_norms: tuple[RowNorm, ...]
     out: Linear
+    scale_1: Tensor | None
     norm_2: RowNorm
     up: Linear
     down: Linear
+    scale_2: Tensor | None
 
     @classmethod
     def make(cls, c: TowerConfig, make: Make, ops: OpSet) -> Block:
         inner = c.intermediate * (1 + c.gated)
         return cls(
             norm_1=RowNorm(c.norm, c.norm_eps, c.hidden, make, ops),
-            qkv=Linear.make(c.hidden, 3 * c.heads * c.head_dim, True, make),
+            qkv=Linear.make(c.hidden, 3 * c.heads * c.head_dim, c.qkv_bias, make),
+            qk_norms=tuple(
+                RowNorm("rms", c.qk_eps, c.heads * c.head_dim, make, ops) for _ in range(2 * (c.qk_norm == "row"))
+            ),
             out=Linear.make(c.heads * c.head_dim, c.hidden, True, make),
+            scale_1=make(c.hidden) if c.layer_scale else None,
             norm_2=RowNorm(c.norm, c.norm_eps, c.hidden, make, ops),
             up=Linear.make(c.hidden, inner, True, make),
             down=Linear.make(c.intermediate, c.hidden, True, make),
+            scale_2=make(c.hidden) if c.layer_scale else None,
         )
 
     def slots(self, prefix: str, c: TowerConfig) -> dict[str, Slot]:
@@ -120,7 +128,10 @@ class Block:
         found = self.norm_1.slots(f"{prefix}.norm_1") | self.norm_2.slots(f"{prefix}.norm_2")
         for linear, names in ((self.qkv, qkv), (self.out, ("out",)), (self.up, up), (self.down, ("down",))):
             found |= linear.slots(*(f"{prefix}.{name}" for name in names))
-        return found
+        for letter, norm in zip("qk", self.qk_norms):
+            found |= norm.slots(f"{prefix}.{letter}_norm")
+        scales = {f"{prefix}.scale_1": self.scale_1, f"{prefix}.scale_2": self.scale_2}
+        return found | {name: Slot(scale) for name, scale in scales.items() if scale is not None}
 
     def multiplied(self) -> list[Tensor]:
         return [linear.weight for linear in (self.qkv, self.out, self.up, self.down)]
@@ -128,19 +139,25 @@ class Block:
     def run(self, x: Tensor, segments: Segments, how: _Shared, turns: Turns | None) -> None:
         """Run this block over `x` [rows, hidden] in place."""
         ops, heads = how.ops, how.heads
-        qkv = ops.linear(self.norm_1(x), *self.qkv).unflatten(1, (3 * heads, -1))  # [rows, 3 * heads, head_dim]
+        rows = ops.linear(self.norm_1(x), *self.qkv)
+        for part, norm in zip(rows.chunk(3, dim=1), self.qk_norms):
+            part.copy_(norm(part.contiguous()))
+        qkv = rows.unflatten(1, (3 * heads, -1))  # [rows, 3 * heads, head_dim]
         if turns is not None:
             how.rotate(qkv[:, : 2 * heads], *turns)
         q, k, v = qkv.split(heads, dim=1)
         mixed = ops.attention_segments(q, k, v, segments, q.shape[-1] ** -0.5)
-        _add(x, mixed.flatten(1), self.out, ops)
+        _add(x, mixed.flatten(1), self.out, self.scale_1, ops)
         inner = how.activation(ops.linear(self.norm_2(x), *self.up))
-        _add(x, inner, self.down, ops)
+        _add(x, inner, self.down, self.scale_2, ops)
 
 
-def _add(x: Tensor, rows: Tensor, linear: Linear, ops: OpSet) -> None:
-    """x += linear(rows), in place."""
-    ops.linear_add(x, rows, *linear)
+def _add(x: Tensor, rows: Tensor, linear: Linear, scale: Tensor | None, ops: OpSet) -> None:
+    """x += scale * linear(rows), in place."""
+    if scale is None:
+        ops.linear_add(x, rows, *linear)
+    else:
+        x.addcmul_(ops.linear(rows, *linear), scale)
 
 
 class Projector:
@@ -222,8 +239,10 @@ class Vit:
         c, found = self.config, self.patch.slots("vision.patch")
         shape = (c.hidden, 3, *([c.temporal] if c.temporal > 1 else []), c.patch, c.patch)
         found["vision.patch.weight"] = Slot(self.patch.weight, shape)
-        single = {"vision.class_row": self.class_row, "vision.positions": self.positions}
-        found |= {name: Slot(t) for name, t in single.items() if t is not None}
+        if self.class_row is not None:
+            found["vision.class_row"] = Slot(self.class_row, (1, 1, c.hidden) if c.batched else None)
+        if self.positions is not None:
+            found["vision.positions"] = Slot(self.positions, (1, *self.positions.shape) if c.batched else None)
         found |= self.pre_norm.slots("vision.pre_norm") if self.pre_norm is not None else {}
         for i, block in enumerate(self.blocks):
             found |= block.slots(f"vision.blocks.{i}", c)
@@ -301,8 +320,9 @@ class SquareVision:
     def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         size, shape = self._vit.config.image_size, picture.pixels.shape
-        fits = len(shape) in (3, 4) and shape[-3:] == (size, size, 3) and shape[0] > 0
-        return len(self._squares(picture)) * self._vit.config.square_tokens if fits else None
+        n_squares = shape[0] if len(shape) == 4 else 1
+        fits = len(shape) in (3, 4) and shape[-3:] == (size, size, 3) and 0 < n_squares <= self._vit.config.squares
+        return n_squares * self._vit.config.square_tokens if fits else None
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """The embedding [squares * tokens, width] of each picture."""
