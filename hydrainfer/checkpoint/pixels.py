@@ -181,7 +181,7 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
         )
 
 
-class TileSettings(PixelSettings, frozen=True, kw_only=True):
+class IdeficsSettings(PixelSettings, frozen=True, kw_only=True):
     """The preprocessing of Idefics3 and SmolVLM. `edge`: the longest edge in pixels after the first resize; None if
     there is none. `tile`: the side of a tile in pixels. `split`: whether a larger picture becomes several tiles."""
 
@@ -191,7 +191,7 @@ class TileSettings(PixelSettings, frozen=True, kw_only=True):
     split: bool = True
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> TileSettings:
+    def read(cls, given: Mapping[str, Any]) -> IdeficsSettings:
         """Read a preprocessor configuration. Raises `CheckpointError`."""
         size, tile = stated(given, "size", {"longest_edge": 4 * 364}), stated(given, "max_image_size", {})
         if not isinstance(size, Mapping) or "longest_edge" not in size:

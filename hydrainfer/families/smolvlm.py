@@ -9,11 +9,11 @@ from typing import Any
 from hydrainfer.checkpoint import (
     ACTIVATIONS,
     Family,
+    IdeficsSettings,
     Matrix,
     Merge,
     Norm,
     Served,
-    TileSettings,
     TowerConfig,
     preprocessing,
     require,
@@ -38,7 +38,7 @@ def tower(hf: Any, path: Path) -> TowerConfig:
     require(
         fits, path, f"scale_factor {scale} does not divide the vision tower's {side // patch} x {side // patch} patches"
     )
-    pixels = TileSettings.read(preprocessing(path) or {"max_image_size": {"longest_edge": side}})
+    pixels = IdeficsSettings.read(preprocessing(path) or {"max_image_size": {"longest_edge": side}})
     require(
         pixels.tile == side,
         path,

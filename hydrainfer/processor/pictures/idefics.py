@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from hydrainfer.checkpoint import ModelConfig, TileSettings
+from hydrainfer.checkpoint import IdeficsSettings, ModelConfig
 from hydrainfer.processor.pictures.adapter import ImageAdapter, InnerText, MediaItem, without_options
 from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
@@ -26,7 +26,7 @@ class IdeficsImages:
     """An `ImageAdapter`. A picture that fits one tile is one; a larger one is its tiles and the whole, with a text
     before each. `n_tokens`: the rows of a tile."""
 
-    def __init__(self, settings: TileSettings, n_tokens: int) -> None:
+    def __init__(self, settings: IdeficsSettings, n_tokens: int) -> None:
         self.settings, self._n_tokens = settings, n_tokens
         self.parameters = b"idefics|" + msgspec.json.encode(settings)
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from PIL import Image
 
-from hydrainfer.checkpoint import TileSettings
+from hydrainfer.checkpoint import IdeficsSettings
 from hydrainfer.core import CheckpointError
 from hydrainfer.models.picture import Normalising
 from hydrainfer.ops.build import build_resampler
@@ -33,7 +33,7 @@ OPTIONS = {
 def test_tiles_equal_those_of_transformers(options, kernel):
     given = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 56}} | OPTIONS[options]
     processor = transformers.Idefics3ImageProcessorPil(**given)
-    settings = TileSettings.read(given)
+    settings = IdeficsSettings.read(given)
     adapter, normalise = IdeficsImages(settings, 4), Normalising(settings, torch.device("cpu"))
     limits = MediaLimits(resampler=build_resampler("resample") if kernel else "")
     draw, rng = random.Random(1), np.random.default_rng(0)
@@ -60,4 +60,4 @@ def test_tiles_equal_those_of_transformers(options, kernel):
 )
 def test_settings_that_make_no_sense(given, says):
     with pytest.raises(CheckpointError, match=says):
-        TileSettings.read(given)
+        IdeficsSettings.read(given)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hydrainfer.checkpoint import ClipSettings, QwenSettings, TileSettings
+from hydrainfer.checkpoint import ClipSettings, IdeficsSettings, QwenSettings
 from hydrainfer.models.picture import Normalising
 from hydrainfer.ops.build import build_resampler
 from hydrainfer.processor import MediaLimits
@@ -100,11 +100,16 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     """The normalised pixels in the order of the processor's: [pictures or tiles, 3, height, width] or, for Qwen, rows
     of patches."""
     _, options = CASES[case]
-    readers = {"qwen2-vl": QwenSettings, "qwen3-vl": QwenSettings, "idefics3": TileSettings, "smolvlm": TileSettings}
+    readers = {
+        "qwen2-vl": QwenSettings,
+        "qwen3-vl": QwenSettings,
+        "idefics3": IdeficsSettings,
+        "smolvlm": IdeficsSettings,
+    }
     settings = readers.get(case, ClipSettings).read(options).by("torchvision")
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
-    elif isinstance(settings, TileSettings):
+    elif isinstance(settings, IdeficsSettings):
         pixels = IdeficsImages(settings, 4).pixels(from_image(Image.fromarray(array), limits))
     elif case == "llava-next":
         points = tuple(map(tuple, POINTS))
