@@ -21,8 +21,10 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    GLM_BOUNDS,
     ClipSettings,
     FrameTimes,
+    GlmVideoSettings,
     PixelBackend,
     PixelBounds,
     PixelSettings,
@@ -35,6 +37,7 @@ from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "GLM_BOUNDS",
     "REFERENCE",
     "TEXT",
     "ClipSettings",
@@ -43,6 +46,7 @@ __all__ = [
     "Family",
     "Fit",
     "FrameTimes",
+    "GlmVideoSettings",
     "ModelConfig",
     "Names",
     "PixelBackend",

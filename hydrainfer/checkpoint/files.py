@@ -200,6 +200,7 @@ _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(("num_frames", "min_frames", "max_frames", "max_video_tokens"), _COUNT),
     **dict.fromkeys(_SWITCHES, _maybe(_instance(bool, "true or false"))),
     "fps": _maybe(_POSITIVE),
+    "max_duration": _maybe(_whole(1, 2**24)),
     "resample": _maybe(_whole(0, 5)),
     "rescale_factor": _maybe(_POSITIVE),
     "image_mean": _maybe(_list(_number(-1e6, 1e6), 3)),

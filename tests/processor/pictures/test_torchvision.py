@@ -4,6 +4,7 @@ last bit."""
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,10 @@ CASES = {
         f"{MODELS}.qwen2_vl.image_processing_qwen2_vl:Qwen2VLImageProcessor",
         {"size": {"shortest_edge": 64 * 64, "longest_edge": 400 * 400}, "patch_size": 16},
     ),
+    "glm-4v": (
+        f"{MODELS}.glm4v.image_processing_glm4v:Glm4vImageProcessor",
+        {"size": {"shortest_edge": 112 * 112, "longest_edge": 400 * 400}},
+    ),
 }
 
 
@@ -97,6 +102,7 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     of patches."""
     _, options = CASES[case]
     read = QwenSettings.read if case.startswith("qwen") else ClipSettings.read
+    read = partial(QwenSettings.read, in_time=True) if case == "glm-4v" else read
     settings = read(options).by("torchvision")
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
