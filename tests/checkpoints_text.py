@@ -102,6 +102,41 @@ MIMO = {  # values narrower than keys, of which 4 numbers are turned; experts in
         for kind, theta in (("full", 1e6), ("sliding", 1e4))
     },
 }
+OLMO3 = {f"{kind}_attention": {"rope_type": "default", "rope_theta": 1e4} for kind in ("full", "sliding")}
+OLMO3["full_attention"] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MINISTRAL = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+GLM = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+MULTIPLIED = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.7,
+}
+LFM2_MOE = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "num_dense_layers": 1,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "routed_scaling_factor": 1.4,
+    "norm_eps": 1e-5,
+}
 _QWEN_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
 KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its configuration says here
     "llama": ("Llama", {}),
@@ -115,6 +150,15 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
     "qwen3_5": ("Qwen3_5", DELTA),
     "gpt_oss": ("GptOss", GPT_OSS),
     "mimo": ("MiMoV2Flash", MIMO),
+    "phi3": ("Phi3", {"pad_token_id": 0, "num_attention_heads": 4}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 19, "rope_parameters": OLMO3}),
+    "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
+    "granite": ("Granite", MULTIPLIED),
+    "glm": ("Glm", {"pad_token_id": 0, "rope_parameters": GLM}),
+    "glm4": ("Glm4", {"pad_token_id": 0, "rope_parameters": GLM}),
+    "ministral3": ("Ministral3", {"pad_token_id": 0, "rope_parameters": MINISTRAL}),
+    "lfm2_moe": ("Lfm2Moe", LFM2_MOE),
     "mixtral": ("Mixtral", {"num_local_experts": 8}),
     "qwen2_moe": (
         "Qwen2Moe",

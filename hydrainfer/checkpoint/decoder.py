@@ -15,16 +15,18 @@ from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.core import CheckpointError
 
 Sinks = Literal["none", "all", "windows"]
+Norms = Literal["before", "around", "after"]
+HeadNorms = Literal["none", "head", "row"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
     """The rotary embedding of the first `fraction` of each head. `kind`: "default", "linear" (positions divided by
     `factor`), "llama3" (by the low and high `freq_factor`), "yarn" (by the betas; `truncate`: their bounds are rounded
-    to whole pairs) or "proportional" (`fraction` is the share of a head's pairs that are rotated; the others stay). cos
-    and sin are multiplied by `scale`. `sections`: numbers of pairs rotated by (time, row, column), which sum to half of
-    the rotated dimensions; None if there is one position per token. `interleaved`: the sections alternate instead of
-    following each other."""
+    to whole pairs), "longrope" (each pair by one of `divisors`) or "proportional" (`fraction` is the share of a head's
+    pairs that are rotated; the others stay). cos and sin are multiplied by `scale`. `sections`: numbers of pairs
+    rotated by (time, row, column), which sum to half of the rotated dimensions; None if there is one position per
+    token. `interleaved`: the sections alternate instead of following each other."""
 
     theta: float
     kind: str = "default"
@@ -36,6 +38,7 @@ class Rope:
     beta_slow: float = 1.0
     truncate: bool = True
     scale: float = 1.0
+    divisors: tuple[float, ...] = ()
     fraction: float = 1.0
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
@@ -47,16 +50,25 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """A Llama-style decoder. `context` is the longest sequence in tokens. `qk_norm`: queries and keys are normalised
-    per head before they are rotated. `windows`: for each layer, how many tokens a token sees there, itself included; 0
-    for all. `local_rope` and `local_kv_heads` are those of layers with a window. `head_dim` is the width of a query or
-    key head, `value_dim` that of a value head; values are multiplied by `value_scale`. Attention scores are multiplied
-    by `attention_scale`, token embeddings by `embed_scale`. `sinks`: the layers whose heads have an attention sink.
-    `centred_norms`: RMSNorm multiplies by one plus its weight. `sandwich`: the outputs of attention and MLP are
-    normalised, too. `experts`: those of the layers that have experts instead of one MLP; `recurrence`: the layers that
-    have no attention. `gate_dim`: how many gates multiply each head's attention output: `head_dim` (stored after the
-    head's queries), 1 (from a matrix of its own) or 0. `mtp`: the layers for multi-token prediction that config.json
-    names; the first of them guesses if `guesses`, and is then one more layer of the caches, with `mtp_window`."""
+    """A Llama-style decoder. `context` is the longest sequence in tokens. `windows`: for each layer, how many tokens a
+    token sees there, itself included; 0 for all. `local_rope` and `local_kv_heads` are those of layers with a window;
+    layers in `unrotated` rotate nothing. `qk_norm`: queries and keys are normalised before they are rotated, per head
+    or over the whole row. `head_dim` is the width of a query or key head, `value_dim` that of a value head.
+
+    Values are multiplied by `value_scale`, attention scores by `attention_scale`, token embeddings by `embed_scale`,
+    the outputs of attention and MLP by `residual_scale`, logits by `logit_scale`; logits are then held within
+    `logit_cap` by tanh, unless that is 0. `growth` (beta, n): queries at position p are multiplied by
+    1 + beta * log(1 + p // n). `sinks`: the layers whose heads have an attention sink.
+
+    `norms`: the inputs of attention and MLP are normalised, their outputs, or both ("around"). `centred_norms`: RMSNorm
+    multiplies by one plus its weight. `experts`: those of the layers that have experts instead of one MLP;
+    `recurrence`: the layers that have no attention. `gate_dim`: how many gates multiply each head's attention output:
+    `head_dim` (stored after the head's queries), 1 (from a matrix of its own) or 0. `mtp`: the layers for multi-token
+    prediction that config.json names; the first of them guesses if `guesses`, and is then one more layer of the caches,
+    with `mtp_window`.
+
+    Of the checkpoint: `paired`, its rotary pairs are neighbours, instead of the two halves of what is rotated; `fused`,
+    the matrices that it holds in one ("qkv_proj", "gate_up_proj")."""
 
     vocab: int
     hidden: int
@@ -74,12 +86,19 @@ class TextConfig:
     out_bias: bool
     mlp_bias: bool
     tied: bool
-    qk_norm: bool = False
+    qk_norm: HeadNorms = "none"
     windows: tuple[int, ...] = ()
     activation: str = "silu"
     embed_scale: float = 1.0
     centred_norms: bool = False
-    sandwich: bool = False
+    norms: Norms = "before"
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    growth: tuple[float, int] | None = None
+    unrotated: tuple[int, ...] = ()
+    paired: bool = False
+    fused: tuple[str, ...] = ()
     local_kv_heads: int = 0
     value_dim: int = 0
     value_scale: float = 1.0
@@ -111,12 +130,20 @@ class Decoder(NamedTuple):
     """The decoder of one `model_type`, described by its differences from Llama's.
 
     Biases: True or False, None if `attention_bias` and `mlp_bias` of config.json decide, or the name of the field that
-    does. `qk_norm`, `sections`, `interleaved`, `sinks`: as in `TextConfig` and `Rope`; `sections` is the default.
+    does. `qk_norm`, `norms`, `centred`, `sections`, `interleaved`, `paired`, `fused`, `sinks`: as in `TextConfig` and
+    `Rope`; `sections` is the default. `activation`: what the field of the same name, or `hidden_act`, must be.
     `sliding`: the layers with a window, all, those that `layer_types` names, or none; "refused" means none, and an
     error if a file has them. `ropes`: layers with a window have rotary parameters of their own. `partial`:
-    `partial_rotary_factor` gives the rotated part of each head. `gemma`: scales, activation and norms as in Gemma 3.
-    `mimo`: keys and values as in MiMo-V2-Flash. `gated`, `lfm3`: gated attention and norms as in Qwen3-Next or LFM3.
-    `mtp`: layers for multi-token prediction in its checkpoints, unless config.json says how many; None: it has none.
+    `partial_rotary_factor` gives the rotated part of each head. `stretched`: scaling of the rotary embedding multiplies
+    `max_position_embeddings`. `mtp`: layers for multi-token prediction in its checkpoints, unless config.json says how
+    many; None: it has none. `mtp_slides`: they have a window.
+
+    Numbers are given by the names of their fields: `divisor`, whose square root divides attention scores (by default
+    that is `head_dim`); `multipliers` of attention scores, embeddings, residuals and, dividing, of logits, as in
+    Granite; `logit_cap`; `value_dim` and `value_scale`; `gate`, whether each head has one. `embed_scale`: token
+    embeddings are multiplied by this, or by the root of their width ("root"). `gated`: queries have gates of their own
+    width. `local_kv`: how many times as many KV heads layers with a window have. `unrotated(hf)`: the layers without
+    rotation; `growth(hf)`: see `TextConfig`. `refused`: fields that must be null, 0 or false.
 
     `experts(hf, path)` checks and describes the experts; `recurrence(hf, path)` the layers without attention.
     `named(hf, path)` returns the configuration under Llama's field names. `quantized`: the quantisation methods that
@@ -127,39 +154,57 @@ class Decoder(NamedTuple):
     qkv_bias: bool | str | None = None
     out_bias: bool | None = None
     mlp_bias: bool | None = False
-    qk_norm: bool = False
+    qk_norm: HeadNorms = "none"
     sliding: Literal["none", "all", "named", "refused"] = "none"
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
     ropes: bool = False
     partial: bool = False
-    gemma: bool = False
-    mimo: bool = False
+    norms: Norms = "before"
+    centred: bool = False
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    divisor: str = ""
+    multipliers: bool = False
+    embed_scale: float | Literal["root"] = 1.0
+    logit_cap: str = ""
+    value_dim: str = ""
+    value_scale: str = ""
+    local_kv: int = 1
+    gate: str = ""
+    gated: bool = False
+    stretched: bool = True
+    paired: bool = False
+    fused: tuple[str, ...] = ()
+    unrotated: Callable[[Any], tuple[int, ...]] | None = None
+    growth: Callable[[Any], tuple[float, int] | None] | None = None
+    refused: tuple[str, ...] = ()
     sinks: Sinks = "none"
     experts: Callable[[Any, Path], Experts] | None = None
     quantized: tuple[str, ...] = ()
     named: Callable[[Any, Path], Any] | None = None
     recurrence: Callable[[Any, Path], Recurrence] | None = None
-    gated: bool = False
-    lfm3: bool = False
     mtp: int | None = None
+    mtp_slides: bool = False
 
 
 _ORIGINAL = "original_max_position_embeddings"
 _MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional", "longrope")
 
 
 def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig:
     """The configuration of a decoder, from that of transformers, whose defaults replace fields missing in the file.
     Raises `CheckpointError`."""
     hf = hf if kind.named is None else kind.named(hf, path)
-    activation, supported = ("hidden_activation", "gelu_pytorch_tanh") if kind.gemma else ("hidden_act", "silu")
+    activation, supported = kind.activation
     found = getattr(hf, activation)
     require(found == supported, path, f"{activation} {found!r} is not supported; supported: {supported}")
+    for field in kind.refused:
+        value = getattr(hf, field, None)
+        require(not value, path, f"{field} {value} is not supported; supported: null")
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     kv_heads = hf.num_key_value_heads or hf.num_attention_heads
-    local_kv_heads = kv_heads * 2 if kind.mimo else kv_heads
+    local_kv_heads = kv_heads * kind.local_kv
     for n in (kv_heads, local_kv_heads):
         require(hf.num_attention_heads % n == 0, path, f"{hf.num_attention_heads} heads over {n} KV heads")
     require(head_dim % 2 == 0, path, f"head_dim {head_dim} is odd")
@@ -181,7 +226,7 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         context=context,
         rope=rope,
         local_rope=local_rope,
-        attention_scale=(_gemma_scalar(hf, path) if kind.gemma else head_dim) ** -0.5,
+        attention_scale=_attention_scale(hf, kind, head_dim, path),
         qkv_bias=bias(kind.qkv_bias, "attention_bias"),
         out_bias=bias(kind.out_bias, "attention_bias"),
         mlp_bias=bias(kind.mlp_bias, "mlp_bias"),
@@ -189,18 +234,25 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         qk_norm=kind.qk_norm,
         windows=_windows(hf, kind, context, path),
         activation=supported,
-        embed_scale=hf.hidden_size**0.5 if kind.gemma else 1.0,
-        centred_norms=kind.gemma or kind.gated,
-        sandwich=kind.gemma or kind.lfm3,
+        embed_scale=_embed_scale(hf, kind),
+        centred_norms=kind.centred,
+        norms=kind.norms,
+        residual_scale=float(hf.residual_multiplier) if kind.multipliers else 1.0,
+        logit_scale=1.0 / hf.logits_scaling if kind.multipliers else 1.0,
+        logit_cap=float(getattr(hf, kind.logit_cap) or 0.0) if kind.logit_cap else 0.0,
+        growth=None if kind.growth is None else kind.growth(hf),
+        unrotated=() if kind.unrotated is None else kind.unrotated(hf),
+        paired=kind.paired,
+        fused=kind.fused,
         local_kv_heads=local_kv_heads,
-        value_dim=hf.v_head_dim if kind.mimo else head_dim,
-        value_scale=1.0 if not kind.mimo or hf.attention_value_scale is None else hf.attention_value_scale,
+        value_dim=getattr(hf, kind.value_dim) if kind.value_dim else head_dim,
+        value_scale=_value_scale(hf, kind),
         sinks=kind.sinks,
         experts=kind.experts(hf, path) if kind.experts else None,
         gate_dim=_gate_dim(hf, kind, head_dim),
         recurrence=None if kind.recurrence is None else kind.recurrence(hf, path),
         mtp=0 if kind.mtp is None else _mtp_layers(hf, kind.mtp),
-        mtp_window=max(_windows(hf, kind, context, path)) if kind.mimo else 0,
+        mtp_window=max(_windows(hf, kind, context, path)) if kind.mtp_slides else 0,
     )
 
 
@@ -210,17 +262,26 @@ def _mtp_layers(hf: Any, usual: int) -> int:
 
 
 def _gate_dim(hf: Any, kind: Decoder, head_dim: int) -> int:
-    return int(hf.use_attention_gate) if kind.lfm3 else head_dim * kind.gated
+    return int(getattr(hf, kind.gate)) if kind.gate else head_dim * kind.gated
 
 
-def _gemma_scalar(hf: Any, path: Path) -> float:
-    """The number whose square root divides the attention scores. Raises `CheckpointError` for settings that no
-    published Gemma 3 model has."""
-    for field in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
-        value = getattr(hf, field, None)
-        require(not value, path, f"{field} {value} is not supported; supported: null")
-    require(hf.query_pre_attn_scalar > 0, path, f"query_pre_attn_scalar is {hf.query_pre_attn_scalar}")
-    return hf.query_pre_attn_scalar
+def _attention_scale(hf: Any, kind: Decoder, head_dim: int, path: Path) -> float:
+    if kind.multipliers:
+        return float(hf.attention_multiplier)
+    divisor = getattr(hf, kind.divisor) if kind.divisor else head_dim
+    require(divisor > 0, path, f"{kind.divisor} is {divisor}")
+    return divisor**-0.5
+
+
+def _embed_scale(hf: Any, kind: Decoder) -> float:
+    if kind.multipliers:
+        return float(hf.embedding_multiplier)
+    return hf.hidden_size**0.5 if kind.embed_scale == "root" else kind.embed_scale
+
+
+def _value_scale(hf: Any, kind: Decoder) -> float:
+    given = getattr(hf, kind.value_scale) if kind.value_scale else None
+    return 1.0 if given is None else given
 
 
 def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rope]:
@@ -236,13 +297,15 @@ def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rop
         dim = rope.dim(head_dim)
         fits = dim > 0 and dim % 2 == 0
         require(fits, path, f"partial_rotary_factor {rope.fraction} turns {dim} of {head_dim} numbers of a head")
+        fits = rope.kind != "longrope" or len(rope.divisors) == dim // 2
+        require(fits, path, f"short_factor has {len(rope.divisors)} numbers for {dim // 2} pairs of a head")
         return rope
 
     if kind.ropes:
         for name in sorted(set(hf.layer_types) & {"full_attention", "sliding_attention"}):
             named = isinstance(given.get(name), Mapping)
             require(named, path, f"rope_parameters says nothing of {name}, which layer_types names")
-            whole = not kind.mimo or "partial_rotary_factor" in given[name]
+            whole = not kind.partial or "partial_rotary_factor" in given[name]
             require(whole, path, f"rope_parameters of {name} lacks partial_rotary_factor")
         return read(given.get("full_attention")), read(given.get("sliding_attention"))
     rope = _with_sections(read(given), given, kind, head_dim, path)
@@ -250,11 +313,13 @@ def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rop
 
 
 def _context(hf: Any, kind: Decoder, rope: Rope) -> int:
-    """The longest sequence in tokens. As in vLLM, YaRN and linear scaling multiply the length that the model was
-    trained on, but Gemma 3's `max_position_embeddings` is the product already."""
+    """The longest sequence in tokens: with LongRoPE the original one. As in vLLM, YaRN and linear scaling multiply the
+    length that the model was trained on, unless `max_position_embeddings` is the product already."""
     stated = hf.max_position_embeddings
+    if rope.kind == "longrope":
+        return min(stated, rope.original_context)
     trained = {"yarn": rope.original_context, "linear": stated}.get(rope.kind)
-    return stated if trained is None or kind.gemma else max(stated, int(trained * rope.factor))
+    return stated if trained is None or not kind.stretched else max(stated, int(trained * rope.factor))
 
 
 def _windows(hf: Any, kind: Decoder, context: int, path: Path) -> tuple[int, ...]:
@@ -312,9 +377,25 @@ def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: boo
                 high_freq_factor=float(given["high_freq_factor"]),
                 original_context=int(given[_ORIGINAL]),
             )
+        if kind == "longrope":
+            return _longrope(rope, given, context)
         return _yarn(rope, given, context) if kind == "yarn" else rope
     except KeyError as e:
         raise CheckpointError(f"{path}: rope type {kind!r} lacks {e.args[0]}") from None
+
+
+def _longrope(rope: Rope, given: Mapping[str, Any], context: int) -> Rope:
+    """`rope` with LongRoPE's parameters for sequences within the original context (https://arxiv.org/abs/2402.13753).
+    `context`: the model's context length."""
+    original = int(given[_ORIGINAL])
+    factor = float(given.get("factor") or context / original)
+    usual = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return dataclasses.replace(
+        rope,
+        original_context=original,
+        divisors=tuple(map(float, given["short_factor"])),
+        scale=float(given.get("attention_factor", usual)),
+    )
 
 
 def _yarn(rope: Rope, given: Mapping[str, Any], context: int) -> Rope:

@@ -15,9 +15,9 @@ class Experts:
     MLPs of width `intermediate`, and their outputs are summed with weights.
 
     `router`: "softmax" chooses by the softmax over all experts; "chosen" chooses by scores and takes the softmax over
-    the chosen ones; "sigmoid" chooses by the sigmoid of each score plus a correction, among the experts of
-    `groups_chosen` of `groups` groups. `normed`: the weights are normalised to sum to one. They are then multiplied by
-    `scale`.
+    the chosen ones; "sigmoid" chooses by the sigmoid of each score, if `corrected` plus a correction, among the experts
+    of `groups_chosen` of `groups` groups. `normed`: the weights are normalised to sum to one. They are then multiplied
+    by `scale`.
 
     `shared`: the width of an MLP that all tokens go through, multiplied by a gate of its own; 0 if there is none.
     `biased`: router and experts have biases. `limit`: the bound that gates and the values they multiply are clamped to,
@@ -32,6 +32,7 @@ class Experts:
     chosen: int
     intermediate: int
     router: Literal["softmax", "chosen", "sigmoid"] = "softmax"
+    corrected: bool = True
     normed: bool = True
     scale: float = 1.0
     groups: int = 1
@@ -87,6 +88,22 @@ def qwen3_vl(hf: Any, path: Path) -> Experts:
 def qwen2(hf: Any, path: Path) -> Experts:
     """The experts of Qwen2-MoE, Qwen3-Next and Qwen3.5, which also have a shared expert."""
     return replace(qwen3(hf, path), shared=hf.shared_expert_intermediate_size)
+
+
+def lfm2(hf: Any, path: Path) -> Experts:
+    """The experts of LFM2-MoE."""
+    n, dense = hf.num_hidden_layers, hf.num_dense_layers
+    found = Experts(
+        layers=(False,) * min(dense, n) + (True,) * max(n - dense, 0),
+        count=hf.num_experts,
+        chosen=hf.num_experts_per_tok,
+        intermediate=hf.moe_intermediate_size,
+        router="sigmoid",
+        corrected=bool(hf.use_expert_bias),
+        normed=hf.norm_topk_prob,
+        scale=hf.routed_scaling_factor,
+    )
+    return _checked(found, path)
 
 
 def mimo(hf: Any, path: Path) -> Experts:

@@ -74,12 +74,12 @@ def _settled_nulls(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _whole(least: int, most: int) -> Rule:
+def whole(least: int, most: int) -> Rule:
     words = f"a whole number from {least} to {most}"
     return lambda value: None if type(value) is int and least <= value <= most else words
 
 
-def _number(least: float, most: float) -> Rule:
+def number(least: float, most: float) -> Rule:
     def rule(value: Any) -> str | None:
         fits = type(value) in (int, float) and math.isfinite(value) and least <= value <= most
         return None if fits else f"a number from {least:g} to {most:g}"
@@ -87,7 +87,7 @@ def _number(least: float, most: float) -> Rule:
     return rule
 
 
-def _maybe(rule: Rule) -> Rule:
+def maybe(rule: Rule) -> Rule:
     """The rule for a value that may be null, which stands for a missing field."""
     return lambda value: None if value is None or rule(value) is None else f"{rule(value)}, or null"
 
@@ -96,7 +96,7 @@ def _called(words: str, rule: Rule) -> Rule:
     return lambda value: None if rule(value) is None else words
 
 
-def _list(rule: Rule, n: int | None = None) -> Rule:
+def listed(rule: Rule, n: int | None = None) -> Rule:
     """The rule for a list whose values follow `rule` and are not null. `n`: the length of the list, if fixed."""
 
     def check(value: Any) -> str | None:
@@ -107,28 +107,28 @@ def _list(rule: Rule, n: int | None = None) -> Rule:
     return check
 
 
-def _or_list(rule: Rule, least: int = 0) -> Rule:
+def or_list(rule: Rule, least: int = 0) -> Rule:
     """The rule for one value, or for a list of at least `least` such values."""
 
     def check(value: Any) -> str | None:
-        if isinstance(value, list) and len(value) >= least and _list(rule)(value) is None:
+        if isinstance(value, list) and len(value) >= least and listed(rule)(value) is None:
             return None
         return rule(value) and f"{rule(value)}, or a list of such"
 
     return check
 
 
-def _instance(kind: type, words: str) -> Rule:
+def instance(kind: type, words: str) -> Rule:
     return lambda value: None if isinstance(value, kind) else words
 
 
-_OBJECT = _maybe(_instance(dict, "an object"))
-_SIZE, _LAYERS = _whole(1, 2**24), _whole(1, 1024)
-_POSITIONS = _whole(1, 2**31 - 1)
-_SIDE = _whole(1, 2**16)
-_COUNT = _maybe(_whole(1, 2**32))
-_TOKEN = _whole(0, 2**24)
-_POSITIVE = _number(1e-9, 1e12)
+_OBJECT = maybe(instance(dict, "an object"))
+SIZE, _LAYERS = whole(1, 2**24), whole(1, 1024)
+_POSITIONS = whole(1, 2**31 - 1)
+_SIDE = whole(1, 2**16)
+_COUNT = maybe(whole(1, 2**32))
+TOKEN = whole(0, 2**24)
+POSITIVE = number(1e-9, 1e12)
 _ROPES = ("rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 _PARTS = ("text_config", "vision_config", *_ROPES)
 _PROCESSORS = ("image_processor", "video_processor")
@@ -148,69 +148,70 @@ NO_DEFAULT = (
 )
 """Fields of preprocessing that need a value where they are used: transformers has a default for those that are missing,
 and none for a null."""
-_POINTS = {"image_grid_pinpoints": _maybe(_called("a list of pairs of sides in pixels", _list(_list(_SIDE, 2))))}
+_POINTS = {"image_grid_pinpoints": maybe(_called("a list of pairs of sides in pixels", listed(listed(_SIDE, 2))))}
 _MODEL: dict[str, Rule] = {
     **dict.fromkeys(_PARTS, _OBJECT),
-    **dict.fromkeys(("model_type", "dtype", "torch_dtype"), _maybe(_instance(str, "a string"))),
-    "architectures": _maybe(_list(_instance(str, "a string"))),
+    **dict.fromkeys(("model_type", "dtype", "torch_dtype"), maybe(instance(str, "a string"))),
+    "architectures": maybe(listed(instance(str, "a string"))),
     **dict.fromkeys(("num_hidden_layers", "depth"), _LAYERS),
-    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_heads"), _SIZE),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), _maybe(_SIZE)),
-    **dict.fromkeys(("n_group", "topk_group", "decoder_sparse_step"), _maybe(_SIZE)),
-    **dict.fromkeys(("moe_intermediate_size", "v_head_dim"), _maybe(_SIZE)),
-    "shared_expert_intermediate_size": _maybe(_whole(0, 2**24)),  # 0 in Qwen3-Coder, which has no shared expert
-    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"), _maybe(_POSITIVE)),
-    **dict.fromkeys(("swiglu_limit", "swiglu_alpha", "routed_scaling_factor"), _maybe(_POSITIVE)),
-    "attention_value_scale": _maybe(_number(0, 1e6)),
-    "mlp_only_layers": _maybe(_list(_whole(0, 1023))),
-    "sliding_window_size": _maybe(_whole(1, 2**31 - 1)),
-    **dict.fromkeys(("embed_dim", "out_hidden_size", "num_position_embeddings"), _SIZE),
-    **dict.fromkeys(("head_dim", "num_key_value_heads"), _maybe(_SIZE)),
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_heads"), SIZE),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), maybe(SIZE)),
+    **dict.fromkeys(("n_group", "topk_group", "decoder_sparse_step"), maybe(SIZE)),
+    **dict.fromkeys(("moe_intermediate_size", "v_head_dim"), maybe(SIZE)),
+    "shared_expert_intermediate_size": maybe(whole(0, 2**24)),  # 0 in Qwen3-Coder, which has no shared expert
+    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"), maybe(POSITIVE)),
+    **dict.fromkeys(("swiglu_limit", "swiglu_alpha", "routed_scaling_factor"), maybe(POSITIVE)),
+    "attention_value_scale": maybe(number(0, 1e6)),
+    "mlp_only_layers": maybe(listed(whole(0, 1023))),
+    "sliding_window_size": maybe(whole(1, 2**31 - 1)),
+    **dict.fromkeys(("embed_dim", "out_hidden_size", "num_position_embeddings"), SIZE),
+    **dict.fromkeys(("head_dim", "num_key_value_heads"), maybe(SIZE)),
     **dict.fromkeys(("num_channels", "in_channels", "in_chans", "image_size", "patch_size", "window_size"), _SIDE),
     **dict.fromkeys(("temporal_patch_size", "spatial_merge_size"), _SIDE),
-    "mlp_ratio": _POSITIVE,
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps"), _number(0, 1)),
+    "mlp_ratio": POSITIVE,
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps"), number(0, 1)),
     **dict.fromkeys(("conv_kernel_size", "conv_L_cache", "linear_conv_kernel_dim"), _SIDE),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), _SIZE),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "projector_hidden_size"), _SIZE),
-    **dict.fromkeys(("fullatt_block_indexes", "deepstack_visual_indexes"), _list(_whole(0, 1023))),
-    "vision_feature_layer": _or_list(_whole(-1025, 1024), least=1),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), SIZE),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "projector_hidden_size"), SIZE),
+    **dict.fromkeys(("fullatt_block_indexes", "deepstack_visual_indexes"), listed(whole(0, 1023))),
+    "vision_feature_layer": or_list(whole(-1025, 1024), least=1),
     "max_position_embeddings": _POSITIONS,
-    "sliding_window": _maybe(_whole(-1, 2**31 - 1)),
-    "max_window_layers": _maybe(_whole(0, 2**24)),
+    "sliding_window": maybe(whole(-1, 2**31 - 1)),
+    "max_window_layers": maybe(whole(0, 2**24)),
     "is_causal": lambda v: None if v is None else "left out: the architecture decides which tokens see each other",
-    "query_pre_attn_scalar": _whole(1, 2**24),
-    "mm_tokens_per_image": _whole(1, 2**24),
-    **dict.fromkeys(("boi_token_index", "eoi_token_index"), _maybe(_TOKEN)),
-    **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), _maybe(_POSITIVE)),
-    "partial_rotary_factor": _maybe(_number(0, 1)),
-    "original_max_position_embeddings": _maybe(_POSITIONS),
-    "mrope_section": _maybe(_list(_whole(0, 2**16), 3)),
-    "tokens_per_second": _maybe(_POSITIVE),
-    **dict.fromkeys((f"{kind}_token_id" for kind in ("image", "video", "vision_start", "vision_end")), _maybe(_TOKEN)),
-    "image_token_index": _maybe(_TOKEN),
-    "eos_token_id": _maybe(_or_list(_TOKEN)),
+    "query_pre_attn_scalar": whole(1, 2**24),
+    "mm_tokens_per_image": whole(1, 2**24),
+    **dict.fromkeys(("boi_token_index", "eoi_token_index"), maybe(TOKEN)),
+    **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), maybe(POSITIVE)),
+    "partial_rotary_factor": maybe(number(0, 1)),
+    **dict.fromkeys(("short_factor", "long_factor"), maybe(listed(POSITIVE))),
+    "original_max_position_embeddings": maybe(_POSITIONS),
+    "mrope_section": maybe(listed(whole(0, 2**16), 3)),
+    "tokens_per_second": maybe(POSITIVE),
+    **dict.fromkeys((f"{kind}_token_id" for kind in ("image", "video", "vision_start", "vision_end")), maybe(TOKEN)),
+    "image_token_index": maybe(TOKEN),
+    "eos_token_id": maybe(or_list(TOKEN)),
     **_POINTS,
 }
 _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(_PROCESSORS, _OBJECT),
-    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "size", "crop_size"), _maybe(_SIDE)),
-    **dict.fromkeys(("height", "width"), _maybe(_SIDE)),
+    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "size", "crop_size"), maybe(_SIDE)),
+    **dict.fromkeys(("height", "width"), maybe(_SIDE)),
     **dict.fromkeys(("shortest_edge", "longest_edge", "min_pixels", "max_pixels"), _COUNT),
     **dict.fromkeys(("num_frames", "min_frames", "max_frames", "max_video_tokens"), _COUNT),
-    **dict.fromkeys(_SWITCHES, _maybe(_instance(bool, "true or false"))),
-    "fps": _maybe(_POSITIVE),
-    "max_duration": _maybe(_whole(1, 2**24)),
-    "resample": _maybe(_whole(0, 5)),
-    "rescale_factor": _maybe(_POSITIVE),
-    "image_mean": _maybe(_list(_number(-1e6, 1e6), 3)),
-    "image_std": _maybe(_list(_POSITIVE, 3)),
+    **dict.fromkeys(_SWITCHES, maybe(instance(bool, "true or false"))),
+    "fps": maybe(POSITIVE),
+    "max_duration": maybe(whole(1, 2**24)),
+    "resample": maybe(whole(0, 5)),
+    "rescale_factor": maybe(POSITIVE),
+    "image_mean": maybe(listed(number(-1e6, 1e6), 3)),
+    "image_std": maybe(listed(POSITIVE, 3)),
     **_POINTS,
 }
 _GENERATION: dict[str, Rule] = {  # core.SamplingParams checks which values are allowed
-    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _maybe(_number(-1e6, 1e6))),
-    "top_k": _maybe(_whole(-(2**31), 2**31 - 1)),
-    "eos_token_id": _maybe(_or_list(_TOKEN)),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), maybe(number(-1e6, 1e6))),
+    "top_k": maybe(whole(-(2**31), 2**31 - 1)),
+    "eos_token_id": maybe(or_list(TOKEN)),
 }
 _RULES: dict[str, dict[str, Rule]] = {
     "config.json": _MODEL,

@@ -114,7 +114,19 @@ def _pixels(side: int, path: Path) -> ClipSettings:
     return pixels
 
 
-_GEMMA = Decoder("gemma3_text", qk_norm=True, sliding="named", ropes=True, gemma=True)
+_GEMMA = Decoder(
+    "gemma3_text",
+    qk_norm="head",
+    sliding="named",
+    ropes=True,
+    norms="around",
+    centred=True,
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    divisor="query_pre_attn_scalar",
+    embed_scale="root",
+    stretched=False,
+    refused=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+)
 FAMILIES = {
     "Gemma3ForCausalLM": text_only(_GEMMA, dtype="bfloat16"),
     "Gemma3ForConditionalGeneration": Family(

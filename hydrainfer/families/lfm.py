@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.checkpoint import ACTIVATIONS, Decoder, Fit, Names, Served, VisionShape, require, text_only
+from hydrainfer.checkpoint import ACTIVATIONS, Decoder, Fit, Names, Served, VisionShape, experts, require, text_only
 from hydrainfer.checkpoint.recurrence import lfm2_names, short_convolutions
 from hydrainfer.families.qwen_vl import QWEN_VL, FramesConfig, frame_pixels, frame_theta
 
@@ -77,8 +77,9 @@ def lfm3_vl(hf: Any, path: Path) -> Lfm3VisionConfig:
     )
 
 
-_LFM2 = Decoder("lfm2", False, False, qk_norm=True, named=lfm2_names, recurrence=short_convolutions)
-_LFM3 = _LFM2._replace(model_type="lfm3", sliding="named", ropes=True, lfm3=True)
+_LFM2 = Decoder("lfm2", False, False, qk_norm="head", named=lfm2_names, recurrence=short_convolutions)
+_LFM3 = _LFM2._replace(model_type="lfm3", sliding="named", ropes=True, norms="around", gate="use_attention_gate")
+_LFM2_MOE = _LFM2._replace(model_type="lfm2_moe", experts=experts.lfm2)
 _ROOM = r"(?:model\.language_model\.|language_model\.model\.|model\.)"
 _LFM2_NAMES = Names(
     rooms=(
@@ -99,6 +100,16 @@ _LFM2_NAMES = Names(
     ),
     vision=((r"\.patchifier\.", ".patch_embed."), (r"\.([qk])_layernorm\.", r".\1_norm.")),
 )
+_MOE_NAMES = _LFM2_NAMES._replace(
+    text=(
+        *_LFM2_NAMES.text,
+        (r"\.feed_forward\.expert_bias$", ".mlp.gate.e_score_correction_bias"),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
+        (r"(\.experts\.\d+)\.w3\.", r"\1.up_proj."),
+        (r"(\.experts\.\d+)\.w2\.", r"\1.down_proj."),
+    )
+)
 _LFM3_NAMES = _LFM2_NAMES._replace(
     text=(  # to what Gemma calls it
         *_LFM2_NAMES.text,
@@ -110,6 +121,7 @@ _LFM3_NAMES = _LFM2_NAMES._replace(
 )
 FAMILIES = {
     "Lfm2ForCausalLM": text_only(_LFM2, names=_LFM2_NAMES, dtype="bfloat16"),
+    "Lfm2MoeForCausalLM": text_only(_LFM2_MOE, names=_MOE_NAMES, dtype="bfloat16"),
     "Lfm3ForCausalLM": text_only(_LFM3, names=_LFM3_NAMES, dtype="bfloat16"),
     "Lfm3VlForConditionalGeneration": QWEN_VL._replace(
         model_type="lfm3_vl",
@@ -122,6 +134,7 @@ FAMILIES = {
 }
 SERVED = (
     Served(("Lfm2ForCausalLM",), "LFM2", "short convolutions, attention in some layers"),
+    Served(("Lfm2MoeForCausalLM",), "LFM2-8B-A1B, LFM2-24B-A2B", "LFM2 with experts"),
     Served(("Lfm3ForCausalLM",), "LFM3", "short convolutions in 13 of 24 layers, windows in 5, full attention in 6"),
     Served(
         ("Lfm3VlForConditionalGeneration",),

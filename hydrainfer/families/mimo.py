@@ -11,8 +11,11 @@ _MIMO = Decoder(
     sliding="named",
     ropes=True,
     partial=True,
-    mimo=True,
+    value_dim="v_head_dim",
+    value_scale="attention_value_scale",
+    local_kv=2,
     mtp=1,
+    mtp_slides=True,
     sinks="windows",
     experts=experts.mimo,
 )

@@ -213,7 +213,7 @@ _NAMES = Names(  # published and present names
     ),
 )
 _QWEN2 = Decoder("qwen2_vl_text", qkv_bias=True, out_bias=False, sliding="refused", sections=(16, 24, 24))
-_QWEN3 = Decoder("qwen3_vl_text", qk_norm=True, sliding="refused", sections=(24, 20, 20), interleaved=True)
+_QWEN3 = Decoder("qwen3_vl_text", qk_norm="head", sliding="refused", sections=(24, 20, 20), interleaved=True)
 QWEN_VL = Family(
     "qwen2_vl",
     _NAMES,

@@ -60,6 +60,18 @@ class DeepRows(NamedTuple):
     features: Tensor
 
 
+class Turn(NamedTuple):
+    """The rotation of one layer: `cos`, `sin` [rows, dim / 2]; see `angles`. `growth` [rows, 1, 1]: what queries are
+    multiplied by; None if by nothing."""
+
+    cos: Tensor
+    sin: Tensor
+    growth: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Turn:
+        return Turn(self.cos[rows], self.sin[rows], None if self.growth is None else self.growth[rows])
+
+
 class Run(NamedTuple):
     """Layers `first` .. `stop - 1`, which `decode` computes in one call; a single layer if `decode` is None."""
 
@@ -143,7 +155,7 @@ class Decoder:
                 x.index_add_(0, deep.rows, deep.features[:, i])
         if last is not None:
             caches[n_full].wait()
-            x = self._attend_last(self.layers[-1], x, *turns[-1], caches[n_full], last)
+            x = self._attend_last(self.layers[-1], x, turns[-1], caches[n_full], last)
             self._mlp(self.layers[-1], x)
         return self._norm(x, self.norm, self.config.norm_eps)
 
@@ -162,31 +174,39 @@ class Decoder:
     ) -> Tensor:
         """`forward` through another layer, with attention like that of layer number `like`, without the last norm.
         `decode`: what computes a batch of decodes in one call."""
-        turns = self._turns(positions)[like]
+        turn = self._turns(positions)[like]
         cache.wait()
         if decode is not None and self._few_decodes(x, cache.batch):
             assert isinstance(cache.batch, AttentionBatch)
-            decode(x, *turns, [cache.kv], cache.batch)
+            decode(x, turn.cos, turn.sin, [cache.kv], cache.batch)
             return x if last is None else x[last.rows]
         if last is None:
-            self._attend(layer, x, *turns, cache)
+            self._attend(layer, x, turn, cache)
         else:
-            x = self._attend_last(layer, x, *turns, cache, last)
+            x = self._attend_last(layer, x, turn, cache, last)
         self._mlp(layer, x)
         return x
 
-    def _turns(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The cos and sin of each layer; see `angles`."""
+    def _turns(self, positions: Tensor) -> list[Turn]:
+        """The rotation of each layer."""
         c = self.config
-        everywhere = angles(self._inverse, positions, self._axes, c.rope.scale)
-        if c.local_rope == c.rope:
-            return [everywhere] * len(self.layers)
-        local = angles(self._local_inverse, positions, self._axes, c.local_rope.scale)
-        return [local if window else everywhere for window in c.windows]
+        growth = None if c.growth is None else _growth(positions, *c.growth)
+        everywhere = Turn(*angles(self._inverse, positions, self._axes, c.rope.scale), growth)
+        turns = [everywhere] * len(self.layers)
+        if c.local_rope != c.rope:
+            local = Turn(*angles(self._local_inverse, positions, self._axes, c.local_rope.scale), growth)
+            turns = [local if window else everywhere for window in c.windows]
+        if c.unrotated:
+            still = Turn(torch.ones_like(everywhere.cos), torch.zeros_like(everywhere.sin), growth)
+            turns = [still if i in c.unrotated else turn for i, turn in enumerate(turns)]
+        return turns
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""
-        return self._ops.linear(hidden, self.head).float()
+        c, logits = self.config, self._ops.linear(hidden, self.head).float()
+        if c.logit_scale != 1.0:
+            logits.mul_(c.logit_scale)
+        return logits if not c.logit_cap else logits.div_(c.logit_cap).tanh_().mul_(c.logit_cap)
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → int64 [rows], each row's token with the largest logit."""
@@ -210,58 +230,58 @@ class Decoder:
         sizes = [sum(weight.numel() for weight in layer[5::2]) for layer in plain if layer is not None]
         return self._ops.decoder_rows(max(sizes)) if sizes else 0
 
-    def _decode(self, x: Tensor, turns: Sequence[tuple[Tensor, Tensor]], caches: Sequence[LayerCache]) -> None:
+    def _decode(self, x: Tensor, turns: Sequence[Turn], caches: Sequence[LayerCache]) -> None:
         for run in self._runs:
             if run.decode is None:
                 self._layer(run.first, x, turns, caches)
                 continue
             batch = caches[run.first].batch
             assert isinstance(batch, AttentionBatch)
-            run.decode(x, *turns[run.first], [cache.kv for cache in caches[run.first : run.stop]], batch)
+            turn, kvs = turns[run.first], [cache.kv for cache in caches[run.first : run.stop]]
+            run.decode(x, turn.cos, turn.sin, kvs, batch)
 
     @cached_property
     def _runs(self) -> list[Run]:
-        """All layers in order: consecutive plain layers with the same window as one run, every other layer as its own
-        run."""
+        """All layers in order: consecutive plain layers with the same window and rotation as one run, every other layer
+        as its own run."""
         c, ops, found = self.config, self._ops, []
         plain = [layer.plain(c) for layer in self.layers]
         assert ops.decoder is not None
-        for _, run in groupby(range(c.layers), lambda i: ~i if plain[i] is None else c.windows[i]):
+        for _, run in groupby(range(c.layers), lambda i: ~i if plain[i] is None else (c.windows[i], i in c.unrotated)):
             members = list(run)
             taken = [one for i in members if (one := plain[i]) is not None]
             call = ops.decoder(taken, c.heads, c.norm_eps, c.attention_scale) if taken else None
             found.append(Run(members[0], members[-1] + 1, call))
         return found
 
-    def _layer(self, i: int, x: Tensor, turns: Sequence[tuple[Tensor, Tensor]], caches: Sequence[LayerCache]) -> None:
+    def _layer(self, i: int, x: Tensor, turns: Sequence[Turn], caches: Sequence[LayerCache]) -> None:
         caches[i].wait()
-        self._attend(self.layers[i], x, *turns[i], caches[i])
+        self._attend(self.layers[i], x, turns[i], caches[i])
         self._mlp(self.layers[i], x)
 
-    def _attend(self, layer: LlamaLayer, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache) -> None:
+    def _attend(self, layer: LlamaLayer, x: Tensor, turn: Turn, cache: LayerCache) -> None:
         if layer.mixer is not None:
             return self._add(x, self._mix(layer, x, cache), layer.out, layer.out_bias, layer.out_norm)
         c, ops = self.config, self._ops
-        normed = self._norm(x, layer.input_norm, c.norm_eps)
+        normed = self._normed(x, layer.input_norm)
         rows, gate = self._ungated(ops.linear(normed, layer.qkv, layer.qkv_bias))
         qk, values = self._heads(rows, layer)
-        qk = self._write(layer, qk, values, cos, sin, cache)
-        q, keys = qk[:, : c.heads], qk[:, c.heads :]
+        qk = self._write(layer, qk, values, turn, cache)
+        q, keys = _grown(qk[:, : c.heads], turn), qk[:, c.heads :]
         mixed = ops.attention(q, KV(keys, values), cache.kv, cache.batch, c.attention_scale, layer.sinks)
         self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
 
     def _mix(self, layer: LlamaLayer, x: Tensor, cache: LayerCache) -> Tensor:
         """The mixer's output [rows, its width] for `x` [rows, hidden], in a layer without attention."""
         assert layer.mixer is not None and isinstance(cache.batch, ScanBatch)
-        normed = self._norm(x, layer.input_norm, self.config.norm_eps)
+        normed = self._normed(x, layer.input_norm)
         return layer.mixer.mix(self._ops.linear(normed, layer.qkv, layer.qkv_bias), cache.parts, cache.batch)
 
     def _attend_last(
         self,
         layer: LlamaLayer,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        turn: Turn,
         cache: LayerCache,
         last: LastRows,
     ) -> Tensor:
@@ -274,17 +294,20 @@ class Decoder:
         c, ops = self.config, self._ops
         q_width, *kv_widths = layer.widths
         q_bias, kv_bias = (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, sum(kv_widths)])
-        normed = self._norm(x, layer.input_norm, c.norm_eps)
+        normed = self._normed(x, layer.input_norm)
         keys, values = self._heads(ops.linear(normed, layer.qkv[q_width:], kv_bias), layer)
-        keys = self._write(layer, keys, values, cos, sin, cache)
+        keys = self._write(layer, keys, values, turn, cache)
         x = x[last.rows]
         if not last.rows.shape[0]:
             return x
         rows, gate = self._ungated(ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias))
-        q = rows.unflatten(1, (c.heads, c.head_dim))
+        if layer.row_norms is not None:
+            rows = self._norm(rows, layer.row_norms[0], c.norm_eps)
+        q, turn = rows.unflatten(1, (c.heads, c.head_dim)), turn.of(last.rows)
         if layer.head_norms is not None:
             norm_heads(q, layer.head_norms.q, c.norm_eps, ops)
-        ops.rope(q, cos[last.rows], sin[last.rows])
+        ops.rope(q, turn.cos, turn.sin)
+        q = _grown(q, turn)
         fresh = KV(keys[last.rows], values[last.rows])
         mixed = ops.attention(q, fresh, cache.kv, last.batch, c.attention_scale, layer.sinks)
         self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
@@ -308,36 +331,54 @@ class Decoder:
         values = rows[:, width:].unflatten(1, (-1, c.value_dim))
         if c.value_scale != 1.0:
             values.mul_(c.value_scale)
+        if layer.row_norms is not None:
+            stop = width
+            for norm in reversed(layer.row_norms[-1:] if width == layer.widths[1] else layer.row_norms):
+                part = rows[:, stop - norm.shape[0] : stop]
+                part.copy_(self._norm(part.contiguous(), norm, c.norm_eps))
+                stop -= norm.shape[0]
         return rows[:, :width].unflatten(1, (-1, c.head_dim)), values
 
-    def _write(
-        self, layer: LlamaLayer, qk: Tensor, values: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache
-    ) -> Tensor:
+    def _write(self, layer: LlamaLayer, qk: Tensor, values: Tensor, turn: Turn, cache: LayerCache) -> Tensor:
         """The (queries and) keys as they attend, normalised and rotated. Keys and values are written to the cache."""
         ops, norms = self._ops, layer.head_norms
         assert isinstance(cache.batch, AttentionBatch)
         if norms is None:
-            ops.rope_write_kv(qk, values, cos, sin, cache.kv, cache.batch)
+            ops.rope_write_kv(qk, values, turn.cos, turn.sin, cache.kv, cache.batch)
             return qk
-        return ops.norm_rope_write_kv(qk, values, norms, cos, sin, cache.kv, cache.batch, ops)
+        return ops.norm_rope_write_kv(qk, values, norms, turn.cos, turn.sin, cache.kv, cache.batch, ops)
 
     def _mlp(self, layer: LlamaLayer, x: Tensor) -> None:
         if not x.shape[0]:
             return
-        normed = self._norm(x, layer.mlp_norm, self.config.norm_eps)
+        normed = self._normed(x, layer.mlp_norm)
         if layer.experts is not None:
-            x.add_(layer.experts.run(normed, self._ops))
+            x.add_(layer.experts.run(normed, self._ops), alpha=self.config.residual_scale)
             return
         assert layer.gate_up is not None and layer.down is not None
         gate_up = self._ops.linear(normed, layer.gate_up, layer.gate_up_bias)
         self._add(x, self._gated(gate_up), layer.down, layer.down_bias, layer.down_norm)
 
     def _add(self, x: Tensor, rows: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor | None) -> None:
-        """x += rows @ weight.T + bias in place, normalised first if there is a `norm`."""
-        if norm is None:
+        """x += rows @ weight.T + bias in place, normalised first if there is a `norm`, and times `residual_scale`."""
+        c = self.config
+        if norm is None and c.residual_scale == 1.0:
             self._ops.linear_add(x, rows, weight, bias)
         else:
-            x.add_(self._norm(self._ops.linear(rows, weight, bias), norm, self.config.norm_eps))
+            x.add_(self._normed(self._ops.linear(rows, weight, bias), norm), alpha=c.residual_scale)
+
+    def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        return x if norm is None else self._norm(x, norm, self.config.norm_eps)
+
+
+def _growth(positions: Tensor, beta: float, n: int) -> Tensor:
+    """What queries are multiplied by, [rows, 1, 1] float32."""
+    turned = positions if positions.dim() == 1 else positions[0]
+    return (1 + beta * torch.log(1 + torch.floor(turned / n)))[:, None, None]
+
+
+def _grown(q: Tensor, turn: Turn) -> Tensor:
+    return q if turn.growth is None else q * turn.growth.to(q.dtype)
 
 
 def _gate(mixed: Tensor, gate: Tensor | None) -> Tensor:

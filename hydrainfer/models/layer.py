@@ -17,13 +17,14 @@ from hydrainfer.ops import HeadNorms, OpSet, PlainLayer
 @dataclass(slots=True)
 class LlamaLayer:
     """One layer's weights. The query, key and value projections are fused, and so are gate and up. A layer with experts
-    has no MLP. If a `mixer` replaces attention, `qkv` and `out` are the matrices before and after it."""
+    has no MLP. If a `mixer` replaces attention, `qkv` and `out` are the matrices before and after it. `row_norms`: of
+    all queries and of all keys of a token; `head_norms`: of each head."""
 
     mixer: Mixer | None
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Weight
     out: Weight
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: Weight | None
     down: Weight | None
     qkv_bias: Tensor | None
@@ -31,6 +32,7 @@ class LlamaLayer:
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
     head_norms: HeadNorms | None
+    row_norms: tuple[Tensor, Tensor] | None
     out_norm: Tensor | None
     down_norm: Tensor | None
     sinks: Tensor | None
@@ -47,7 +49,8 @@ class LlamaLayer:
         mixer = mixer_of(c, i, ops, dtype, device)
         if mixer is not None:
             into, out, into_bias, out_bias = mixer.in_width, mixer.out_width, mixer.bias, mixer.bias
-        qk_norm, dense = c.qk_norm and mixer is None, not c.has_experts(i)
+        qk_norm, dense = c.qk_norm if mixer is None else "none", not c.has_experts(i)
+        first, after = c.norms != "after", c.norms != "before"
 
         def tensor(*shape: int) -> Tensor:
             return empty(shape, dtype, device)
@@ -57,19 +60,20 @@ class LlamaLayer:
 
         return cls(
             mixer=mixer,
-            input_norm=norm(h),
+            input_norm=norm(h) if first else None,
             qkv=matrix(ops, (into, h), dtype, device),
             out=matrix(ops, (h, out), dtype, device),
-            mlp_norm=norm(h),
+            mlp_norm=norm(h) if first else None,
             gate_up=matrix(ops, (2 * m, h), dtype, device) if dense else None,
             down=matrix(ops, (h, m), dtype, device) if dense else None,
             qkv_bias=tensor(into) if into_bias else None,
             out_bias=tensor(h) if out_bias else None,
             gate_up_bias=tensor(2 * m) if c.mlp_bias and dense else None,
             down_bias=tensor(h) if c.mlp_bias and dense else None,
-            head_norms=HeadNorms(norm(c.head_dim), norm(c.head_dim), c.norm_eps) if qk_norm else None,
-            out_norm=norm(h) if c.sandwich else None,
-            down_norm=norm(h) if c.sandwich else None,
+            head_norms=HeadNorms(norm(c.head_dim), norm(c.head_dim), c.norm_eps) if qk_norm == "head" else None,
+            row_norms=(norm(q), norm(k)) if qk_norm == "row" else None,
+            out_norm=norm(h) if after else None,
+            down_norm=norm(h) if after else None,
             sinks=empty((heads,), torch.float32, device) if c.has_sinks(i) else None,
             experts=Moe.make(c.experts, h, ops, dtype, device) if c.experts and not dense else None,
             widths=widths,
@@ -79,8 +83,11 @@ class LlamaLayer:
         """This layer as `OpSet.decoder` takes it; None if it has a part that `PlainLayer` lacks."""
         if self.mixer is not None or self.gate_up is None or self.down is None or self.out_norm is not None:
             return None
-        if c.gate_dim or c.centred_norms or c.value_scale != 1.0 or c.activation != "silu":
+        if c.gate_dim or c.centred_norms or c.activation != "silu" or c.growth is not None:
             return None
+        if self.row_norms is not None or c.value_scale != 1.0 or c.residual_scale != 1.0:
+            return None
+        assert self.input_norm is not None and self.mlp_norm is not None
         q_norm, k_norm = (None, None) if self.head_norms is None else self.head_norms[:2]
         norms = self.input_norm, self.mlp_norm, q_norm, k_norm, self.sinks
         mlp = self.gate_up, self.gate_up_bias, self.down, self.down_bias
@@ -93,12 +100,15 @@ class LlamaLayer:
     def slots(self, prefix: str, c: TextConfig) -> dict[str, Slot]:
         m, attention, mlp = c.intermediate, f"{prefix}.self_attn", f"{prefix}.mlp"
         norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.mlp_norm}
-        if self.out_norm is not None and self.down_norm is not None:
+        if self.out_norm is not None:
             norms |= {"post_attention_layernorm": self.out_norm, "post_feedforward_layernorm": self.down_norm}
             norms["pre_feedforward_layernorm"] = self.mlp_norm
         if self.head_norms is not None:
             norms |= {"self_attn.q_norm": self.head_norms.q, "self_attn.k_norm": self.head_norms.k}
-        found = {f"{prefix}.{name}.weight": Slot(norm, plus=float(c.centred_norms)) for name, norm in norms.items()}
+        if self.row_norms is not None:
+            norms |= dict(zip(("self_attn.q_norm", "self_attn.k_norm"), self.row_norms))
+        plus = float(c.centred_norms)
+        found = {f"{prefix}.{name}.weight": Slot(norm, plus=plus) for name, norm in norms.items() if norm is not None}
         for leaf, qkv, out, gate_up, down in (
             ("weight", self.qkv, self.out, self.gate_up, self.down),
             ("bias", self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias),
@@ -106,18 +116,22 @@ class LlamaLayer:
             if self.mixer is not None and qkv is not None and out is not None:
                 found |= {f"{prefix}.{name}.{leaf}": Slot(part) for name, part in self.mixer.around(qkv, out).items()}
                 qkv = out = None
-            if qkv is not None:
+            if qkv is not None and "qkv_proj" in c.fused:
+                found[f"{attention}.qkv_proj.{leaf}"] = Slot(qkv)
+            elif qkv is not None:
                 parts = dict(zip("qkv", qkv.split(self.widths)))
                 if c.gate_dim == 1:
                     parts["g"], parts["q"] = parts["q"].split([c.heads, c.heads * c.head_dim])
                 for letter, part in parts.items():
-                    found[f"{attention}.{letter}_proj.{leaf}"] = Slot(part)
+                    pairs = (c.head_dim, c.rope.dim(c.head_dim)) if c.paired and letter in "qk" else None
+                    found[f"{attention}.{letter}_proj.{leaf}"] = Slot(part, pairs=pairs)
             if out is not None:
                 found[f"{attention}.o_proj.{leaf}"] = Slot(out)
             if gate_up is not None and down is not None:
-                for name, part in zip(("gate", "up"), gate_up.split([m, m])):
+                parts = dict(zip(("gate", "up"), gate_up.split([m, m])))
+                parts = {"gate_up": gate_up} if "gate_up_proj" in c.fused else parts
+                for name, part in (*parts.items(), ("down", down)):
                     found[f"{mlp}.{name}_proj.{leaf}"] = Slot(part)
-                found[f"{mlp}.down_proj.{leaf}"] = Slot(down)
         if self.sinks is not None:
             found[f"{attention}.sinks"] = Slot(self.sinks)
         if self.mixer is not None:

@@ -49,7 +49,7 @@ class Moe:
                 limit=e.limit,
                 alpha=e.alpha,
             ),
-            correction=empty((e.count,), torch.float32, device) if e.router == "sigmoid" else None,
+            correction=empty((e.count,), torch.float32, device) if e.router == "sigmoid" and e.corrected else None,
             shared=shared if e.shared else None,
         )
 
@@ -119,8 +119,7 @@ class Moe:
         """The scores that experts are chosen by. All but the `groups_chosen` best groups, by the sum of their two best
         scores, get -inf."""
         e = self.experts
-        assert self.correction is not None
-        found = scores + self.correction
+        found = scores if self.correction is None else scores + self.correction
         if e.groups == e.groups_chosen:
             return found
         grouped = found.unflatten(1, (e.groups, -1))  # [rows, groups, experts of each]

@@ -14,8 +14,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """The rotation of each pair in radians per position, float32 [dim / 2], where `dim` numbers of each head are
     rotated. "llama3" follows Llama 3.1's model card: low frequencies are divided by the factor, high ones are kept,
     those between are interpolated. "yarn" does the same by the index of the pair (https://arxiv.org/abs/2309.00071,
-    section 3.2). "proportional" rotates only the first pairs, with the frequencies that they have if all are
-    rotated."""
+    section 3.2). "longrope" divides each by its own factor. "proportional" rotates only the first pairs, with the
+    frequencies that they have if all are rotated."""
     dim = rope.dim(head_dim)
     freqs = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
     if rope.kind == "proportional":
@@ -30,6 +30,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
         high += 0.001 if low == high else 0.0
         kept = 1.0 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
         return freqs / rope.factor * (1 - kept) + freqs * kept
+    if rope.kind == "longrope":
+        return freqs / torch.tensor(rope.divisors)
     if rope.kind != "llama3":
         return freqs
     low, high, context = rope.low_freq_factor, rope.high_freq_factor, rope.original_context
