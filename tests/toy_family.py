@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.families.llava import FAMILIES, ClipConfig, llava
+from hydrainfer.checkpoint import TowerConfig
+from hydrainfer.families.llava import FAMILIES, llava
 from hydrainfer.models import PatchedPicture
-from hydrainfer.models.llava import LlavaVision
+from hydrainfer.models.vit import SquareVision
 
 
 def pooled(rows: Tensor) -> Tensor:
@@ -17,13 +18,13 @@ def pooled(rows: Tensor) -> Tensor:
     return F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
 
 
-class PooledConfig(ClipConfig):
+class PooledConfig(TowerConfig):
     @property
     def tokens(self) -> int:
         return self.patches // 4
 
 
-class PooledVision(LlavaVision):
+class PooledVision(SquareVision):
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         return [pooled(rows[None])[0] for rows in super().encode(pictures)]
 

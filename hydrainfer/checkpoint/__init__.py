@@ -22,6 +22,7 @@ from hydrainfer.checkpoint.located import (
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
     GLM_BOUNDS,
+    MAX_ASPECT,
     ClipSettings,
     FrameTimes,
     GlmVideoSettings,
@@ -33,13 +34,16 @@ from hydrainfer.checkpoint.pixels import (
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
+from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
     "GLM_BOUNDS",
+    "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
+    "Activation",
     "ClipSettings",
     "Decoder",
     "Experts",
@@ -47,8 +51,11 @@ __all__ = [
     "Fit",
     "FrameTimes",
     "GlmVideoSettings",
+    "Matrix",
+    "Merge",
     "ModelConfig",
     "Names",
+    "Norm",
     "PixelBackend",
     "PixelBounds",
     "PixelSettings",
@@ -57,7 +64,9 @@ __all__ = [
     "Recurrence",
     "Rope",
     "Served",
+    "Steps",
     "TextConfig",
+    "TowerConfig",
     "VisionConfig",
     "VisionShape",
     "check_fields",

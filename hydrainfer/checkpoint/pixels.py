@@ -6,6 +6,7 @@ processors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -96,6 +97,8 @@ class PixelBounds(msgspec.Struct, frozen=True):
     most: int
 
 
+MAX_ASPECT = 200
+"""The highest ratio of a picture's sides, for Qwen's towers."""
 PICTURE_BOUNDS = PixelBounds(56 * 56, 28 * 28 * 1280)
 GLM_BOUNDS = PixelBounds(112 * 112, 28 * 28 * 15_000)
 _FRAME_BOUNDS = {
@@ -121,6 +124,14 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
     def factor(self) -> int:
         """The side of a token's square, in pixels."""
         return self.patch * self.merge
+
+    @property
+    def tokens(self) -> int:
+        """The rows of the largest picture. This is the picture with the most pixels, or a narrow one, whose short side
+        is at least one token."""
+        least, most, side = self.bounds.least, self.bounds.most, self.factor
+        narrow = (math.sqrt(least / MAX_ASPECT) // side + 1) * (math.sqrt(max(least, most) * MAX_ASPECT) // side + 1)
+        return int(max(most // side**2, narrow, 1))
 
     @classmethod
     def read(

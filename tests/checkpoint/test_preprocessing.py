@@ -77,7 +77,7 @@ def test_null_is_as_transformers_has_it_and_what_is_left_out_has_a_default(write
             read_config(write(name, silent))
         return
     default = read_config(write(name, silent)).vision
-    pixels = default.clip.pixels if name == "LlavaNext" else default.pixels
+    pixels = default.tower.pixels if name == "LlavaNext" else default.pixels
     assert pixels.mean == (0.48145466, 0.4578275, 0.40821073) and pixels.std[0] == 0.26862954
     assert (pixels.scale, pixels.resample) == (1 / 255, 3)
 
