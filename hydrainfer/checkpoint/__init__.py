@@ -34,7 +34,7 @@ from hydrainfer.checkpoint.pixels import (
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
-from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Steps, TowerConfig
+from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "Family",
     "Fit",
     "FrameTimes",
+    "Gate",
     "GlmVideoSettings",
     "Matrix",
     "Merge",

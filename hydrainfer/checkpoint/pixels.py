@@ -98,7 +98,7 @@ class PixelBounds(msgspec.Struct, frozen=True):
 
 
 MAX_ASPECT = 200
-"""The highest ratio of a picture's sides, for Qwen's towers."""
+"""The highest ratio of a picture's sides, for Qwen's and GLM's towers."""
 PICTURE_BOUNDS = PixelBounds(56 * 56, 28 * 28 * 1280)
 GLM_BOUNDS = PixelBounds(112 * 112, 28 * 28 * 15_000)
 _FRAME_BOUNDS = {
@@ -129,7 +129,8 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
     def tokens(self) -> int:
         """The rows of the largest picture. This is the picture with the most pixels, or a narrow one, whose short side
         is at least one token."""
-        least, most, side = self.bounds.least, self.bounds.most, self.factor
+        frames = self.temporal if self.in_time else 1
+        least, most, side = self.bounds.least / frames, self.bounds.most / frames, self.factor
         narrow = (math.sqrt(least / MAX_ASPECT) // side + 1) * (math.sqrt(max(least, most) * MAX_ASPECT) // side + 1)
         return int(max(most // side**2, narrow, 1))
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.checkpoints import byte_level_pairs, make_picture, randomise, save_model
 from tests.equivalence import qwen_reference
-from tests.families.chats import PICTURES, TEXTS, image, text, user
+from tests.families.chats import PICTURES, TEXTS, text, user
 from tests.families.sample import SEEING, Sample
 
 SPECIAL = (
@@ -43,6 +43,7 @@ _TEXTS = {
     "glm4v_moe": _EXPERTS | {"head_dim": 16, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
     "glm_ocr": {"head_dim": 32},
 }
+_ADDED = ("attn.proj", "o_proj", "down_proj", "post_self_attn_layernorm", "post_mlp_layernorm")
 
 
 def make_tokenizer(context: int = 4096):
@@ -110,7 +111,7 @@ def make_glm(
     torch.manual_seed(seed)
     model = model_class(whole).float().eval()
     randomise(model, seed)
-    _scale_pictures(model)
+    _settle(model)
     eos = text_fields["eos_token_id"]
     model.generation_config = transformers.GenerationConfig(eos_token_id=eos, do_sample=False)
     save_model(model, out, shards)
@@ -120,11 +121,15 @@ def make_glm(
     return out
 
 
-def _scale_pictures(model) -> None:
-    """Give the rows of pictures the deviation of text embeddings, one."""
+def _settle(model) -> None:
+    """Give the rows of pictures the deviation of text embeddings, one. What a layer adds is small beside what it adds
+    it to, as after training: else errors of rounding grow from layer to layer."""
     visual = model.model.visual
     patches = torch.randn((8 * 8, 3 * 2 * 14**2), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if any(part in name for part in _ADDED):
+                weight.mul_(0.4)
         rows = visual(patches, grid_thw=torch.tensor([[1, 8, 8]])).pooler_output
         visual.merger.down_proj.weight.div_(float(rows.std()))
 
@@ -218,10 +223,8 @@ SAMPLES = {
         Reference,
         CHATS,
         SEEING,
-        variants={
-            "": {},
-            "another seed, 4.6V's times, tied, in shards": {"seed": 1, "newer": True, "tied": True, "shards": 3},
-        },
+        variants={"": {}, "another seed, 4.6V's times, tied": {"seed": 1, "newer": True, "tied": True, "shards": 3}},
+        exact=True,
         expanded=expanded,
         sizes=SIZES,
     ),
@@ -240,6 +243,7 @@ SAMPLES = {
         CHATS,
         SEEING,
         variants={"": {}, "another seed, without biases": {"seed": 5, "vision": {"attention_bias": False}}},
+        exact=True,
         expanded=expanded,
         sizes=SIZES,
     ),

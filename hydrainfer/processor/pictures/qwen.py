@@ -124,11 +124,11 @@ def smart_resize(height: int, width: int, factor: int, bounds: PixelBounds) -> t
 def resize_in_time(n_frames: int, height: int, width: int, s: QwenSettings) -> tuple[int, int]:
     """`smart_resize` with bounds on the pixels of all frames together. Frames smaller than a token are enlarged
     first."""
-    factor, bounds = s.factor, s.bounds
+    factor, bounds, shown = s.factor, s.bounds, (width, height)
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
-    check_aspect(width, height)
+    check_aspect(width, height, shown)
     rows, columns, depth = round(height / factor), round(width / factor), round(n_frames / s.temporal) * s.temporal
     if depth * rows * columns * factor**2 > bounds.most:
         shrink = math.sqrt(n_frames * height * width / bounds.most)
@@ -139,9 +139,13 @@ def resize_in_time(n_frames: int, height: int, width: int, s: QwenSettings) -> t
     return rows, columns
 
 
-def check_aspect(width: int, height: int) -> None:
+def check_aspect(width: int, height: int, shown: tuple[int, int] | None = None) -> None:
+    """Raise `MediaError` for too narrow a picture, whose own size is `shown` if it has been enlarged."""
     if max(height, width) / min(height, width) > MAX_ASPECT:
-        raise MediaError(f"the picture is {width} x {height}: one side may be at most {MAX_ASPECT} times the other")
+        own_width, own_height = shown or (width, height)
+        raise MediaError(
+            f"the picture is {own_width} x {own_height}: one side may be at most {MAX_ASPECT} times the other"
+        )
 
 
 def _read_size(size: object) -> PixelBounds:
