@@ -4,7 +4,7 @@ Called by families, models, processor, planner and assemble. Never imports torch
 vocabulary.
 """
 
-from hydrainfer.checkpoint.decoder import Decoder, Rope, TextConfig, text_config
+from hydrainfer.checkpoint.decoder import Decoder, TextConfig, text_config
 from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.family import TEXT, Family, Names, Served, text_only
 from hydrainfer.checkpoint.files import check_fields, find_json, preprocessing, read_json, require
@@ -34,6 +34,7 @@ from hydrainfer.checkpoint.pixels import (
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
+from hydrainfer.checkpoint.rope import Rope
 from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 

@@ -16,13 +16,14 @@ class Experts:
 
     `router`: "softmax" chooses by the softmax over all experts; "chosen" chooses by scores and takes the softmax over
     the chosen ones; "sigmoid" chooses by the sigmoid of each score, if `corrected` plus a correction, among the experts
-    of `groups_chosen` of `groups` groups. `normed`: the weights are normalised to sum to one. They are then multiplied
-    by `scale`.
+    of `groups_chosen` of `groups` groups; "scaled" is "softmax" of the hidden state, normalised and times a vector, and
+    each weight is multiplied by a number of its expert. `normed`: the weights are normalised to sum to one. They are
+    then multiplied by `scale`. Experts with the router "scaled" are beside the layer's MLP, not in its place.
 
     `shared`: the width of an MLP that all tokens go through; 0 if there is none. `shared_gate`: its output is
     multiplied by a gate of its own.
     `biased`: router and experts have biases. `limit`: the bound that gates and the values they multiply are clamped to,
-    as in GPT-OSS, and `alpha` the factor of its activation; with limit 0 the activation is silu.
+    as in GPT-OSS, and `alpha` the factor of its activation; with limit 0 the activation is silu, or GELU if `gelu`.
 
     `stored`: the layout of the weights: a tensor per expert ("apart"), all experts in one tensor ("stacked"), the same
     as [in, out] ("together"), or in MXFP4. Whatever `stored` says, a file may also have them stacked.
@@ -32,7 +33,7 @@ class Experts:
     count: int
     chosen: int
     intermediate: int
-    router: Literal["softmax", "chosen", "sigmoid"] = "softmax"
+    router: Literal["softmax", "chosen", "sigmoid", "scaled"] = "softmax"
     corrected: bool = True
     normed: bool = True
     scale: float = 1.0
@@ -43,6 +44,7 @@ class Experts:
     biased: bool = False
     limit: float = 0.0
     alpha: float = 1.0
+    gelu: bool = False
     stored: Literal["apart", "stacked", "together", "mxfp4"] = "apart"
 
 

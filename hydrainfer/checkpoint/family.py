@@ -43,7 +43,7 @@ class Names(NamedTuple):
         return parts.get(room, ())
 
 
-TEXT = Names(rooms=((r"model\.(?=embed_tokens\.|layers\.|norm\.)", "text."),))
+TEXT = Names(rooms=((r"model\.(?=embed_tokens|layers\.|norm\.|per_layer_)", "text."),))
 """The names of checkpoints that hold a decoder alone."""
 
 

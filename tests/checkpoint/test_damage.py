@@ -41,6 +41,8 @@ def whole_config(architecture):
         content["vision_config"]["patch_size"] = 14
     if architecture == "Gemma3ForConditionalGeneration":
         content["mm_tokens_per_image"] = 49  # of 14 x 14 patches
+    if architecture == "Lfm2MoeForCausalLM":
+        content["layer_types"] = ["conv", "full_attention"] * 16
     return json.loads(json.dumps(content, default=str))
 
 

@@ -66,5 +66,6 @@ def teacher_forced(
                 model.ops.prepare(batch)
             views = zip(spec.layers, BlockStore(spec, n_blocks, device).layers)
             caches |= {layer: LayerCache(parts, batch) for layer, parts in views}
-        hidden = model.forward(x, torch.arange(n, device=device), [caches[i] for i in range(len(caches))], last)
+        layers = [caches[model.config.text.cache_of(i)] for i in range(model.config.text.layers)]
+        hidden = model.forward(x, torch.arange(n, device=device), layers, last, ids=tokens)
         return model.logits(hidden)
