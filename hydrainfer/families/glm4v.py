@@ -29,17 +29,19 @@ from hydrainfer.families.glm import GLM4, NORMS
 from hydrainfer.families.qwen_vl import frame_theta
 
 _EPS = 1e-5  # of the merger's norm
+_TEXTS = {"glm4v": "glm4v_text", "glm46v": "glm4v_text", "glm4v_moe": "glm4v_moe_text", "glm_ocr": "glm_ocr_text"}
 
 
 def glm(hf: Any, path: Path) -> TowerConfig:
     """The checked vision tower of one of these families. Raises `CheckpointError`."""
-    v, ocr = hf.vision_config, hf.model_type == "glm_ocr"
+    v, ocr, text = hf.vision_config, hf.model_type == "glm_ocr", hf.text_config
     hidden, out, biased = v.hidden_size, v.out_hidden_size, bool(v.attention_bias)
     require(v.in_channels == 3, path, f"in_channels {v.in_channels} is not supported; supported: 3")
     require(v.hidden_act == "silu", path, f"vision hidden_act {v.hidden_act!r} is not supported; supported: silu")
     require(hidden % (4 * v.num_heads) == 0, path, f"{v.num_heads} vision heads over {hidden} columns")
-    wanted = hf.text_config.hidden_size
-    require(out == wanted, path, f"the vision tower makes {out} columns, the text has {wanted}")
+    require(out == text.hidden_size, path, f"the vision tower makes {out} columns, the text has {text.hidden_size}")
+    known = _TEXTS[hf.model_type]
+    require(text.model_type == known, path, f"text model {text.model_type!r} is not supported; supported: {known}")
     pixels, videos = _pixels(hf, path)
     steps = (
         Norm("projector.last_norm", v.rms_norm_eps, "rms"),
