@@ -21,9 +21,11 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    GLM_BOUNDS,
     MAX_ASPECT,
     ClipSettings,
     FrameTimes,
+    GlmVideoSettings,
     IdeficsSettings,
     PixelBackend,
     PixelBounds,
@@ -35,11 +37,12 @@ from hydrainfer.checkpoint.pixels import (
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
-from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Steps, TowerConfig
+from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "GLM_BOUNDS",
     "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
@@ -50,6 +53,8 @@ __all__ = [
     "Family",
     "Fit",
     "FrameTimes",
+    "Gate",
+    "GlmVideoSettings",
     "IdeficsSettings",
     "Matrix",
     "Merge",
