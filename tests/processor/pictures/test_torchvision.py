@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hydrainfer.checkpoint import ClipSettings, QwenSettings
+from hydrainfer.checkpoint import ClipSettings, QwenSettings, TileSettings
 from hydrainfer.models.picture import Normalising
 from hydrainfer.ops.build import build_resampler
 from hydrainfer.processor import MediaLimits
@@ -19,6 +19,7 @@ from hydrainfer.processor.pictures.anyres import AnyresImages, AnyresSettings
 from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import from_image
 from hydrainfer.processor.pictures.qwen import QwenImages
+from hydrainfer.processor.pictures.tiles import TileImages
 from tests.equivalence.reference import photo
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
@@ -52,6 +53,10 @@ CASES = {
     "llava-next": (
         f"{MODELS}.llava_next.image_processing_llava_next:LlavaNextImageProcessor",
         CLIP | {"image_grid_pinpoints": POINTS},
+    ),
+    "internvl": (
+        f"{MODELS}.got_ocr2.image_processing_got_ocr2:GotOcr2ImageProcessor",
+        {"size": SQUARE, "crop_to_patches": True},
     ),
     "qwen2-vl": (
         f"{MODELS}.qwen2_vl.image_processing_qwen2_vl:Qwen2VLImageProcessor",
@@ -96,10 +101,15 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     """The normalised pixels in the order of the processor's: [pictures or tiles, 3, height, width] or, for Qwen, rows
     of patches."""
     _, options = CASES[case]
-    read = QwenSettings.read if case.startswith("qwen") else ClipSettings.read
-    settings = read(options).by("torchvision")
+    if case == "internvl":
+        settings = TileSettings.read(options, 56).by("torchvision")
+    else:
+        read = QwenSettings.read if case.startswith("qwen") else ClipSettings.read
+        settings = read(options).by("torchvision")
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
+    elif isinstance(settings, TileSettings):
+        pixels = TileImages(settings, 4).pixels(from_image(Image.fromarray(array), limits))
     elif case == "llava-next":
         points = tuple(map(tuple, POINTS))
         tiles = AnyresImages(AnyresSettings(tile=56, patch=14, pinpoints=points, clip=settings))
