@@ -286,7 +286,7 @@ def test_pictures_become_as_many_tokens_as_the_models_say():
     assert qwen(280, 560) == 10 * 20 and qwen(10_000, 10_000) <= 16384 and qwen(20, 20) == 4
 
 
-NEEDLE = "one of gemma-3-4b, gpt-oss-20b, lfm3-vl-2b, llama-3.1-8b, llava-1.5-7b"
+NEEDLE = "one of gemma-3-4b, gpt-oss-20b, internvl3.5-8b, lfm3-vl-2b, llama-3.1-8b, llava-1.5-7b"
 
 
 @pytest.mark.parametrize(("name", "needle"), [("nothing", NEEDLE)])
