@@ -21,6 +21,7 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    DEFAULT_BACKEND,
     ClipSettings,
     FrameTimes,
     PixelBackend,
@@ -36,6 +37,7 @@ from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "DEFAULT_BACKEND",
     "REFERENCE",
     "TEXT",
     "ClipSettings",

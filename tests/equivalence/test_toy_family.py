@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
 PICTURES = ([image(0)], [image(3), image(1)])
 
+OPTIONS = CHUNKED | {"threads": 1, "native_kernels": False, "image_backend": "pillow"}
+
 
 @pytest.fixture
 def checkpoint(tmp_path, monkeypatch):
@@ -49,7 +51,7 @@ def test_tokens_are_those_of_transformers_with_the_same_twists(checkpoint, layou
     reference = ToyReference(checkpoint)
     chats = [[user(*pictures, text("What is in this picture?"))] for pictures in PICTURES]
     greedy = SamplingParams(temperature=0.0, max_tokens=N_NEW)
-    with LLM(checkpoint, layout=layout, launcher="inproc", threads=1, native_kernels=False, **CHUNKED) as llm:
+    with LLM(checkpoint, layout=layout, launcher="inproc", **OPTIONS) as llm:
         outputs = llm.chat(chats, greedy, use_tqdm=False)
     decided = 0
     for pictures, out in zip(PICTURES, outputs):

@@ -97,7 +97,7 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     of patches."""
     _, options = CASES[case]
     read = QwenSettings.read if case.startswith("qwen") else ClipSettings.read
-    settings = read(options).by("torchvision")
+    settings = read(options)
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
     elif case == "llava-next":
