@@ -106,7 +106,9 @@ def examine_model(name: str) -> Iterator[CheckResult]:
         return
     videos = "videos, too" if len(model.media_tokens) > 1 else "no videos"
     width, height = REFERENCE
-    yield CheckResult("pictures", "ok", f"one of {width} x {height} is {picture.n_tokens:,} tokens; {videos}")
+    yield CheckResult(
+        "pictures", "ok", f"one of {width} x {height} is {picture.n_tokens + picture.n_inner:,} tokens; {videos}"
+    )
 
 
 def _machine() -> CheckResult:

@@ -22,32 +22,42 @@ from hydrainfer.checkpoint.located import (
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
     DEFAULT_BACKEND,
+    MAX_ASPECT,
     ClipSettings,
     FrameTimes,
+    IdeficsSettings,
     PixelBackend,
     PixelBounds,
     PixelSettings,
     QwenSettings,
     QwenVideoSettings,
+    TileSettings,
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
+from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
     "DEFAULT_BACKEND",
+    "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
+    "Activation",
     "ClipSettings",
     "Decoder",
     "Experts",
     "Family",
     "Fit",
     "FrameTimes",
+    "IdeficsSettings",
+    "Matrix",
+    "Merge",
     "ModelConfig",
     "Names",
+    "Norm",
     "PixelBackend",
     "PixelBounds",
     "PixelSettings",
@@ -56,7 +66,10 @@ __all__ = [
     "Recurrence",
     "Rope",
     "Served",
+    "Steps",
     "TextConfig",
+    "TileSettings",
+    "TowerConfig",
     "VisionConfig",
     "VisionShape",
     "check_fields",

@@ -50,6 +50,12 @@ class VisionConfig(Protocol):
         """The layers whose features are added in the first language layers."""
         return ()
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The special tokens, by their texts, that stand around or inside a picture besides `ModelConfig.around`. A
+        user's text may not have them."""
+        return ()
+
     def by(self, backend: PixelBackend) -> Self:
         """The description with pictures prepared by this backend. Raises `ConfigError` if it lacks a filter."""
 

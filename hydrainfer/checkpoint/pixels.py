@@ -6,6 +6,7 @@ processors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -13,7 +14,7 @@ import msgspec
 
 from hydrainfer.core import CheckpointError, ConfigError
 
-BICUBIC = 3  # Pillow's number of the filter
+BICUBIC, LANCZOS = 3, 1  # Pillow's numbers of the filters
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 _HALF = (0.5, 0.5, 0.5)
 FrameTimes = Literal["counted", "timed", "told"]
@@ -89,6 +90,38 @@ class ClipSettings(PixelSettings, frozen=True, kw_only=True):
         )
 
 
+class TileSettings(PixelSettings, frozen=True, kw_only=True):
+    """The preprocessing of pictures that are cut into squares of `tile` pixels: `least` to `most` of them, in columns
+    and rows whose ratio is nearest to the picture's. If there are several, the whole picture follows as one more.
+    `tiles`: whether pictures are cut at all."""
+
+    tile: int
+    least: int = 1
+    most: int = 12
+    tiles: bool = True
+
+    @property
+    def squares(self) -> int:
+        """The most squares of a picture."""
+        return self.most + 1 if self.tiles and self.most > 1 else 1
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], tile: int) -> TileSettings:
+        """Read a preprocessor configuration, whose `size` must be that of the tower's squares. Raises
+        `CheckpointError`."""
+        made, least, most = _pair(stated(given, "size", tile), "size"), *map(given.get, ("min_patches", "max_patches"))
+        if made != (tile, tile):
+            raise CheckpointError(
+                f"preprocessor_config.json makes pictures of {made} pixels, but the vision tower takes ({tile}, {tile})"
+            )
+        settings = cls._settled(given, tile=tile, least=least or 1, most=most or 12)
+        if settings.least > settings.most:
+            raise CheckpointError(
+                f"preprocessor_config.json: min_patches is {settings.least}, more than max_patches, {settings.most}"
+            )
+        return settings
+
+
 class PixelBounds(msgspec.Struct, frozen=True):
     """The least and most pixels of a picture, a frame or a whole video after resizing."""
 
@@ -96,6 +129,8 @@ class PixelBounds(msgspec.Struct, frozen=True):
     most: int
 
 
+MAX_ASPECT = 200
+"""The highest ratio of a picture's sides, for Qwen's towers."""
 PICTURE_BOUNDS = PixelBounds(56 * 56, 28 * 28 * 1280)
 _FRAME_BOUNDS = {
     "counted": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
@@ -119,6 +154,14 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
         """The side of a token's square, in pixels."""
         return self.patch * self.merge
 
+    @property
+    def tokens(self) -> int:
+        """The rows of the largest picture. This is the picture with the most pixels, or a narrow one, whose short side
+        is at least one token."""
+        least, most, side = self.bounds.least, self.bounds.most, self.factor
+        narrow = (math.sqrt(least / MAX_ASPECT) // side + 1) * (math.sqrt(max(least, most) * MAX_ASPECT) // side + 1)
+        return int(max(most // side**2, narrow, 1))
+
     @classmethod
     def read(cls, given: Mapping[str, Any], default: PixelBounds = PICTURE_BOUNDS, patch: int = 14) -> QwenSettings:
         """Read the configuration of a picture or video preprocessor, in old and new spellings. Raises
@@ -137,6 +180,32 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
             temporal=stated(given, "temporal_patch_size", 2),
             bounds=PixelBounds(least, most),
             resize=given.get("do_resize", True),
+        )
+
+
+class IdeficsSettings(PixelSettings, frozen=True, kw_only=True):
+    """The preprocessing of Idefics3 and SmolVLM. `edge`: the longest edge in pixels after the first resize; None if
+    there is none. `tile`: the side of a tile in pixels. `split`: whether a larger picture becomes several tiles."""
+
+    resample: int = LANCZOS
+    edge: int | None = 4 * 364
+    tile: int = 364
+    split: bool = True
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> IdeficsSettings:
+        """Read a preprocessor configuration. Raises `CheckpointError`."""
+        size, tile = stated(given, "size", {"longest_edge": 4 * 364}), stated(given, "max_image_size", {})
+        if not isinstance(size, Mapping) or "longest_edge" not in size:
+            raise CheckpointError("preprocessor_config.json: size must give longest_edge for this model")
+        if not isinstance(tile, Mapping):
+            raise CheckpointError("preprocessor_config.json: max_image_size must give longest_edge")
+        usual = {"resample": LANCZOS, "image_mean": _HALF, "image_std": _HALF}
+        return cls._settled(
+            usual | dict(given) | {"do_resize": True},  # pictures are resized in any case
+            edge=size["longest_edge"] if given.get("do_resize", True) else None,
+            tile=tile.get("longest_edge") or 364,
+            split=given.get("do_image_splitting", True),
         )
 
 

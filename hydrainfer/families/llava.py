@@ -11,12 +11,15 @@ import msgspec
 from hydrainfer.checkpoint import (
     ACTIVATIONS,
     REFERENCE,
+    Activation,
     ClipSettings,
     Family,
     Fit,
+    Matrix,
     Names,
     PixelBackend,
     Served,
+    TowerConfig,
     VisionConfig,
     VisionShape,
     preprocessing,
@@ -29,75 +32,28 @@ PINPOINTS: Points = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008
 
 
 @dataclass(frozen=True)
-class ClipConfig(VisionConfig):
-    """A CLIP-style vision tower and its projector. `features`: the hidden states that are used, 0 for the embeddings, i
-    for the output of layer i. `keep_class`: whether the row of the class token is kept. Sizes in pixels."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    norm_eps: float
-    image_size: int
-    patch_size: int
-    activation: str
-    features: tuple[int, ...]
-    keep_class: bool
-    pixels: ClipSettings
-    projector_activation: str
-    projector_bias: bool
-
-    @property
-    def patches(self) -> int:
-        return (self.image_size // self.patch_size) ** 2
-
-    @property
-    def tokens(self) -> int:
-        """The rows of one encoded picture."""
-        return self.patches + self.keep_class
-
-    def by(self, backend: PixelBackend) -> Self:
-        return replace(self, pixels=self.pixels.by(backend))
-
-    def shape(self, width: int, fit: Fit) -> VisionShape:
-        """The tower for one square: all patch rows and the class row pass all layers up to the last one whose output is
-        used."""
-        layers, hidden, rows = max(self.features), self.hidden, self.patches + 1
-        n_tokens = fit(*REFERENCE)
-        return VisionShape(
-            layers=layers,
-            hidden=hidden,
-            row_weights=3 * self.patch_size**2 * hidden + layers * (4 * hidden**2 + 2 * hidden * self.intermediate),
-            token_weights=hidden * len(self.features) * width + width**2,
-            rows_per_token=rows / n_tokens,
-            window_rows=rows,
-            picture_tokens=n_tokens,
-        )
-
-
-@dataclass(frozen=True)
 class AnyresConfig(VisionConfig):
-    """The vision tower of LLaVA-NeXT, a CLIP tower that encodes a picture whole and in tiles. `pinpoints`: each
+    """The vision tower of LLaVA-NeXT, whose `tower` encodes a picture whole and in tiles. `pinpoints`: each
     (height, width) in pixels that a picture may be resized to, multiples of the tower's square."""
 
-    clip: ClipConfig
+    tower: TowerConfig
     pinpoints: Points
 
     @property
     def tokens(self) -> int:
         """The rows of the largest picture."""
-        size, side = self.clip.image_size, self.clip.image_size // self.clip.patch_size
-        return self.clip.patches + max(h // size * side * (w // size * side + 1) for h, w in self.pinpoints)
+        size, side = self.tower.image_size, self.tower.side
+        return self.tower.patches + max(h // size * side * (w // size * side + 1) for h, w in self.pinpoints)
 
     def by(self, backend: PixelBackend) -> Self:
-        return replace(self, clip=self.clip.by(backend))
+        return replace(self, tower=self.tower.by(backend))
 
     def shape(self, width: int, fit: Fit) -> VisionShape:
         """The tower for a picture and its tiles, each a square; padding is removed after the tower. Patches per token
         are those of a picture of 4:3, which takes five squares. Per token, a square picture has a fifth fewer and one
         of 3:2 a tenth more."""
-        one = self.clip.shape(width, lambda *_: self.clip.patches)
-        squares = 1 + max(h * w for h, w in self.pinpoints) // self.clip.image_size**2
+        one = self.tower.shape(width, lambda *_: self.tower.patches)
+        squares = 1 + max(h * w for h, w in self.pinpoints) // self.tower.image_size**2
         return msgspec.structs.replace(
             one,
             rows_per_token=squares * one.window_rows / fit(*REFERENCE),
@@ -105,7 +61,7 @@ class AnyresConfig(VisionConfig):
         )
 
 
-def llava(hf: Any, path: Path) -> ClipConfig:
+def llava(hf: Any, path: Path) -> TowerConfig:
     """The checked vision tower of a `LlavaConfig`. Raises `CheckpointError`."""
     pixels = ClipSettings.read(_preprocessing(hf, path))
     made = pixels.crop or (pixels.resize if isinstance(pixels.resize, tuple) else None)
@@ -162,7 +118,7 @@ def _preprocessing(hf: Any, path: Path) -> dict[str, Any]:
     return given
 
 
-def _clip(hf: Any, pixels: ClipSettings, path: Path) -> ClipConfig:
+def _clip(hf: Any, pixels: ClipSettings, path: Path) -> TowerConfig:
     v, n = hf.vision_config, hf.vision_config.num_hidden_layers
     require(v.num_channels == 3, path, f"num_channels {v.num_channels} is not supported; supported: 3")
     require(
@@ -184,20 +140,26 @@ def _clip(hf: Any, pixels: ClipSettings, path: Path) -> ClipConfig:
         path,
         f"vision_feature_layer {wanted} is out of range; the vision tower has {n} layers",
     )
-    return ClipConfig(
+    return TowerConfig(
         hidden=v.hidden_size,
         intermediate=v.intermediate_size,
         layers=n,
         heads=v.num_attention_heads,
         norm_eps=v.layer_norm_eps,
-        image_size=v.image_size,
-        patch_size=v.patch_size,
         activation=v.hidden_act,
-        features=tuple(i if i >= 0 else n + 1 + i for i in chosen),
-        keep_class=strategy == "full",
         pixels=pixels,
-        projector_activation=hf.projector_hidden_act,
-        projector_bias=bool(hf.multimodal_projector_bias),
+        patch=v.patch_size,
+        image_size=v.image_size,
+        positions="learned",
+        class_row=True,
+        keep_class=strategy == "full",
+        pre_norm=True,
+        features=tuple(i if i >= 0 else n + 1 + i for i in chosen),
+        steps=(
+            Matrix("projector.linear_1", hf.text_config.hidden_size, bool(hf.multimodal_projector_bias)),
+            Activation(hf.projector_hidden_act),
+            Matrix("projector.linear_2", hf.text_config.hidden_size, bool(hf.multimodal_projector_bias)),
+        ),
     )
 
 
@@ -208,15 +170,28 @@ NAMES = Names(  # published (before transformers 4.52) and present names
         (r"(?:model\.)?multi_modal_projector\.", "projector."),
         (r"(?:model\.)?(?:language_model\.)?lm_head\.", "lm_head."),
         (r"(?:model\.language_model\.model\.|language_model\.model\.|model\.language_model\.)", "text."),
-    )
+    ),
+    vision=(
+        (r"\.embeddings\.class_embedding$", ".class_row"),
+        (r"\.embeddings\.patch_embedding\.", ".patch."),
+        (r"\.embeddings\.position_embedding\.weight$", ".positions"),
+        (r"\.pre_layrnorm\.", ".pre_norm."),
+        (r"\.post_layernorm\.", ".post_norm."),
+        (r"\.encoder\.layers\.", ".blocks."),
+        (r"\.layer_norm([12])\.", r".norm_\1."),
+        (r"\.self_attn\.([qkv])_proj\.", r".\1."),
+        (r"\.self_attn\.out_proj\.", ".out."),
+        (r"\.mlp\.fc1\.", ".up."),
+        (r"\.mlp\.fc2\.", ".down."),
+    ),
 )
-"""The names of LLaVA, and of families whose parts have the same names."""
+"""The names of LLaVA, and of families whose parts have the same names, among them SigLIP's."""
 _PICTURES = "hydrainfer.processor.pictures"
 FAMILIES = {
     "LlavaForConditionalGeneration": Family(
         "llava",
         NAMES,
-        tower="hydrainfer.models.llava:LlavaVision",
+        tower="hydrainfer.models.vit:SquareVision",
         vision=llava,
         pictures=f"{_PICTURES}.clip:llava_images",
         n_template=10,  # BOS, USER:, the newline after the picture, ASSISTANT:
@@ -224,7 +199,7 @@ FAMILIES = {
     "LlavaNextForConditionalGeneration": Family(
         "llava_next",
         NAMES,
-        tower="hydrainfer.models.llava_next:LlavaNextVision",
+        tower="hydrainfer.models.anyres:AnyresVision",
         vision=llava_next,
         pictures=f"{_PICTURES}.anyres:llava_next_images",
         n_template=45,  # the same, after "A chat between a curious human and an artificial intelligence assistant. ..."

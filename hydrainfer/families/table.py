@@ -22,6 +22,7 @@ from hydrainfer.checkpoint import (
     require,
     text_config,
 )
+from hydrainfer.checkpoint.files import SIDES
 from hydrainfer.core import CheckpointError
 
 _HERE = "hydrainfer.families"
@@ -99,7 +100,7 @@ def architecture_of(path: str | Path) -> str:
         name = next((n for n, family in FAMILIES.items() if family.model_type == kind), "")
         require(bool(name), path, _refused("", kind))
     family = FAMILIES[name]
-    check_fields(raw, path / "config.json", family.fields)
+    check_fields(raw, path / "config.json", {**SIDES, **family.fields})
     fits = kind == family.model_type
     require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
     _check_wide(raw, family, path)

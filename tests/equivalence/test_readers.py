@@ -275,7 +275,7 @@ def check_pixels(path: Path, reference: Transformers) -> None:
     """The pixels after rescaling and normalising are those of transformers."""
     adapter = described(path).images.adapter
     vision = configured(path).vision
-    settings = vision.clip.pixels if hasattr(vision, "clip") else vision.pixels
+    settings = vision.tower.pixels if hasattr(vision, "tower") else vision.pixels
     picture = from_image(PICTURE, MediaLimits())
     made = (adapter.pixels(picture) * np.float64(settings.scale) - settings.mean) / settings.std
     wanted = reference.made["pixel_values"].double().numpy()

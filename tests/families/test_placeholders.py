@@ -25,3 +25,5 @@ def test_placeholders_of_many_sizes(name, tmp_path):
         ours = list(expand([token], [[item]], model, [token]).ids)
         assert ours == expanded(width, height), (width, height)
         assert ours.count(token) == item.n_tokens, (width, height)
+        n_around = ours[::-1].index(token) + ours.index(token)
+        assert len(ours) - n_around == item.n_tokens + item.n_inner, (width, height)

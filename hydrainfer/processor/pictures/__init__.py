@@ -6,6 +6,7 @@ Called by `messages`, `text` and `workers`. Never fetches a URL, never starts a 
 
 from hydrainfer.processor.pictures.adapter import (
     ImageAdapter,
+    InnerText,
     MediaItem,
     VideoAdapter,
     VideoShape,
@@ -32,6 +33,7 @@ from hydrainfer.processor.pictures.pixels import Pixels, PixelStore
 __all__ = [
     "ClipImages",
     "ImageAdapter",
+    "InnerText",
     "MediaItem",
     "MediaLimits",
     "Picture",

@@ -90,5 +90,5 @@ class AnyresImages:
 
 def llava_next_images(model: ModelConfig) -> AnyresImages:
     """The adapter of a LLaVA-NeXT checkpoint."""
-    clip, points = model.vision.clip, model.vision.pinpoints
-    return AnyresImages(AnyresSettings(tile=clip.image_size, patch=clip.patch_size, pinpoints=points, clip=clip.pixels))
+    tower, points = model.vision.tower, model.vision.pinpoints
+    return AnyresImages(AnyresSettings(tile=tower.image_size, patch=tower.patch, pinpoints=points, clip=tower.pixels))

@@ -51,8 +51,7 @@ class ClipImages:
 
 
 def llava_images(model: ModelConfig) -> ClipImages:
-    """The adapter of a LLaVA-1.5 checkpoint, and of any other whose `ClipConfig` gives the number of tokens of a
-    picture."""
+    """The adapter of a LLaVA-1.5 checkpoint, and of any other whose pictures have one size."""
     return ClipImages(model.vision.pixels, model.vision.tokens)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from hydrainfer.checkpoint import ModelConfig, PixelBounds, QwenSettings
+from hydrainfer.checkpoint import MAX_ASPECT, ModelConfig, PixelBounds, QwenSettings
 from hydrainfer.core import InvalidRequest, MediaError
-from hydrainfer.families.qwen_vl import MAX_ASPECT
 from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem
 from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels

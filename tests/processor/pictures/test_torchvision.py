@@ -11,12 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from hydrainfer.checkpoint import ClipSettings, QwenSettings
+from hydrainfer.checkpoint import ClipSettings, IdeficsSettings, QwenSettings
 from hydrainfer.models.picture import Normalising
 from hydrainfer.ops.build import build_resampler
 from hydrainfer.processor import MediaLimits
 from hydrainfer.processor.pictures.anyres import AnyresImages, AnyresSettings
 from hydrainfer.processor.pictures.clip import ClipImages
+from hydrainfer.processor.pictures.idefics import IdeficsImages
 from hydrainfer.processor.pictures.media import from_image
 from hydrainfer.processor.pictures.qwen import QwenImages
 from tests.equivalence.reference import photo
@@ -35,6 +36,7 @@ GEMMA = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
+TILES = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 56}}
 POINTS = [[56, 112], [112, 56], [112, 112]]
 MODELS = "transformers.models"
 CASES = {
@@ -53,6 +55,8 @@ CASES = {
         f"{MODELS}.llava_next.image_processing_llava_next:LlavaNextImageProcessor",
         CLIP | {"image_grid_pinpoints": POINTS},
     ),
+    "idefics3": (f"{MODELS}.idefics3.image_processing_idefics3:Idefics3ImageProcessor", TILES),
+    "smolvlm": (f"{MODELS}.smolvlm.image_processing_smolvlm:SmolVLMImageProcessor", TILES),
     "qwen2-vl": (
         f"{MODELS}.qwen2_vl.image_processing_qwen2_vl:Qwen2VLImageProcessor",
         {"size": {"shortest_edge": 56 * 56, "longest_edge": 400 * 400}},
@@ -96,10 +100,17 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     """The normalised pixels in the order of the processor's: [pictures or tiles, 3, height, width] or, for Qwen, rows
     of patches."""
     _, options = CASES[case]
-    read = QwenSettings.read if case.startswith("qwen") else ClipSettings.read
-    settings = read(options)
+    readers = {
+        "qwen2-vl": QwenSettings,
+        "qwen3-vl": QwenSettings,
+        "idefics3": IdeficsSettings,
+        "smolvlm": IdeficsSettings,
+    }
+    settings = readers.get(case, ClipSettings).read(options)
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
+    elif isinstance(settings, IdeficsSettings):
+        pixels = IdeficsImages(settings, 4).pixels(from_image(Image.fromarray(array), limits))
     elif case == "llava-next":
         points = tuple(map(tuple, POINTS))
         tiles = AnyresImages(AnyresSettings(tile=56, patch=14, pinpoints=points, clip=settings))
