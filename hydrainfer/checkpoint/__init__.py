@@ -22,9 +22,11 @@ from hydrainfer.checkpoint.located import (
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
     DEFAULT_BACKEND,
+    GLM_BOUNDS,
     MAX_ASPECT,
     ClipSettings,
     FrameTimes,
+    GlmVideoSettings,
     IdeficsSettings,
     PixelBackend,
     PixelBounds,
@@ -36,12 +38,13 @@ from hydrainfer.checkpoint.pixels import (
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
-from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Steps, TowerConfig
+from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
     "DEFAULT_BACKEND",
+    "GLM_BOUNDS",
     "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
@@ -52,6 +55,8 @@ __all__ = [
     "Family",
     "Fit",
     "FrameTimes",
+    "Gate",
+    "GlmVideoSettings",
     "IdeficsSettings",
     "Matrix",
     "Merge",

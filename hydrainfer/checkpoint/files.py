@@ -205,6 +205,7 @@ _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(_SWITCHES, maybe(instance(bool, "true or false"))),
     **dict.fromkeys(("min_patches", "max_patches"), maybe(whole(1, 100))),
     "fps": maybe(POSITIVE),
+    "max_duration": maybe(whole(1, 2**24)),
     "resample": maybe(whole(0, 5)),
     "rescale_factor": maybe(POSITIVE),
     "image_mean": maybe(listed(number(-1e6, 1e6), 3)),

@@ -37,6 +37,12 @@ def whole_config(architecture):
     if architecture.startswith("Qwen") and "vision_config" in content:
         width = "hidden_size" if architecture.startswith("Qwen2VL") else "out_hidden_size"
         content["vision_config"] |= {width: content["text_config"]["hidden_size"], "patch_size": 14}
+    if architecture.startswith("Glm") and "vision_config" in content:
+        text = content["text_config"]
+        content["vision_config"]["out_hidden_size"] = text["hidden_size"]
+        text["rope_parameters"] |= {"mrope_section": [8, 12, 12]}
+        if architecture != "GlmOcrForConditionalGeneration":
+            text["rope_parameters"]["partial_rotary_factor"], text["head_dim"] = 0.5, 128
     if architecture == "Lfm3VlForConditionalGeneration":
         content["vision_config"]["patch_size"] = 14
     if architecture == "Gemma3ForConditionalGeneration":

@@ -4,6 +4,7 @@ last bit."""
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,10 @@ CASES = {
         f"{MODELS}.qwen2_vl.image_processing_qwen2_vl:Qwen2VLImageProcessor",
         {"size": {"shortest_edge": 64 * 64, "longest_edge": 400 * 400}, "patch_size": 16},
     ),
+    "glm-4v": (
+        f"{MODELS}.glm4v.image_processing_glm4v:Glm4vImageProcessor",
+        {"size": {"shortest_edge": 112 * 112, "longest_edge": 400 * 400}},
+    ),
 }
 
 
@@ -100,13 +105,10 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     """The normalised pixels in the order of the processor's: [pictures or tiles, 3, height, width] or, for Qwen, rows
     of patches."""
     _, options = CASES[case]
-    readers = {
-        "qwen2-vl": QwenSettings,
-        "qwen3-vl": QwenSettings,
-        "idefics3": IdeficsSettings,
-        "smolvlm": IdeficsSettings,
-    }
-    settings = readers.get(case, ClipSettings).read(options)
+    readers = {"qwen2-vl": QwenSettings.read, "qwen3-vl": QwenSettings.read}
+    readers |= {"glm-4v": partial(QwenSettings.read, in_time=True)}
+    readers |= dict.fromkeys(("idefics3", "smolvlm"), IdeficsSettings.read)
+    settings = readers.get(case, ClipSettings.read)(options)
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
     elif isinstance(settings, IdeficsSettings):

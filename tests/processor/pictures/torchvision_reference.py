@@ -20,11 +20,17 @@ from PIL import Image
 _OPERATORS = ("nms", "qnms")  # a build for CUDA refers to them, and does not have them on a CPU
 
 
-def main(folder: str, cases: str, pictures: str, results: str) -> None:
+def add_torchvision(folder: str) -> torch.library.Library:
+    """Make torchvision importable in this process, for as long as what is returned is kept."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in _OPERATORS:
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     sys.path.append(folder)
+    return library
+
+
+def main(folder: str, cases: str, pictures: str, results: str) -> None:
+    library = add_torchvision(folder)  # noqa: F841
     found = {}
     with open(cases) as file, np.load(pictures) as arrays:
         for case, (name, options) in json.load(file).items():
