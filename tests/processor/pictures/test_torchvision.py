@@ -113,7 +113,7 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     readers = {"qwen2-vl": QwenSettings.read, "qwen3-vl": QwenSettings.read}
     readers |= {"glm-4v": partial(QwenSettings.read, in_time=True), "internvl": partial(TileSettings.read, side=56)}
     readers |= dict.fromkeys(("idefics3", "smolvlm"), IdeficsSettings.read)
-    settings = readers.get(case, ClipSettings.read)(options).by("torchvision")
+    settings = readers.get(case, ClipSettings.read)(options)
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
     elif isinstance(settings, IdeficsSettings):
