@@ -111,7 +111,7 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     of patches."""
     _, options = CASES[case]
     readers = {"qwen2-vl": QwenSettings.read, "qwen3-vl": QwenSettings.read}
-    readers |= {"glm-4v": partial(QwenSettings.read, in_time=True), "internvl": partial(TileSettings.read, side=56)}
+    readers |= {"glm-4v": partial(QwenSettings.read, in_time=True), "internvl": partial(TileSettings.read, tile=56)}
     readers |= dict.fromkeys(("idefics3", "smolvlm"), IdeficsSettings.read)
     settings = readers.get(case, ClipSettings.read)(options)
     if isinstance(settings, QwenSettings):
