@@ -272,7 +272,16 @@ def test_pictures_become_as_many_tokens_as_the_models_say():
     assert qwen(280, 560) == 10 * 20 and qwen(10_000, 10_000) <= 16384 and qwen(20, 20) == 4
 
 
-NEEDLE = "one of gemma-3-4b, gpt-oss-20b, lfm3-vl-2b, llama-3.1-8b, llava-1.5-7b"
+def test_glm_has_its_published_size():
+    """10.29e9 parameters; tokens of pictures as its processor makes them. The vision tower's norms are not counted."""
+    shape, prompts = shape_of("glm-4.6v-flash"), prompts_of("glm-4.6v-flash")
+    sizes = (640, 480), (1024, 768), (1920, 1080), (4032, 3024), (300, 2000)
+    assert shape.step_weights + shape.head_weights + shape.vision.weights == pytest.approx(10_292_777_472, rel=0.005)
+    assert shape.kv_token_bytes == 40 * 2 * 2 * 128 * 2
+    assert [prompts.picture(*size) for size in sizes] == [391, 999, 2691, 6030, 781]
+
+
+NEEDLE = "one of gemma-3-4b, glm-4.6v-flash, gpt-oss-20b, lfm3-vl-2b, llama-3.1-8b, llava-1.5-7b"
 
 
 @pytest.mark.parametrize(("name", "needle"), [("nothing", NEEDLE)])
