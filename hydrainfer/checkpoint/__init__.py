@@ -22,6 +22,7 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    DEFAULT_BACKEND,
     GLM_BOUNDS,
     MAX_ASPECT,
     ClipSettings,
@@ -43,6 +44,7 @@ from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "DEFAULT_BACKEND",
     "GLM_BOUNDS",
     "MAX_ASPECT",
     "REFERENCE",

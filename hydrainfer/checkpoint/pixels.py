@@ -22,6 +22,8 @@ _GLM_SECONDS, _MAX_FPS = 300, 1000
 FrameTimes = Literal["counted", "timed", "told"]
 PixelBackend = Literal["pillow", "torchvision"]
 """The library whose results are reproduced to the last bit, as transformers' image processors do with either."""
+DEFAULT_BACKEND: PixelBackend = "torchvision"
+"""The backend where nobody has chosen one, as in transformers."""
 _FILTERS = {
     1: "Lanczos",
     2: "bilinear",
@@ -34,7 +36,7 @@ class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
     `std` of red, green and blue, are applied on the device; for the processor they are only a part of a picture's
     key. `backend` decides how pictures are resized, cropped and normalised."""
 
-    backend: PixelBackend = "pillow"
+    backend: PixelBackend = DEFAULT_BACKEND
     resample: int = BICUBIC
     scale: float = 1 / 255
     mean: tuple[float, ...] = _MEAN

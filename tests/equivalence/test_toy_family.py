@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
 PICTURES = ([image(0)], [image(3), image(1)])
 GREEDY = SamplingParams(temperature=0.0, max_tokens=N_NEW)
+OPTIONS = CHUNKED | {"launcher": "inproc", "threads": 1, "native_kernels": False, "image_backend": "pillow"}
 
 
 N_ROWS = {"pooled": 4, "lined": 16}
@@ -85,7 +86,7 @@ def check(outputs, pictures, reference, family):
 def test_tokens_are_those_of_transformers_with_the_same_twists(checkpoint, family, layout):
     reference = ToyReference(checkpoint, family)
     chats = [[user(*pictures, text("What is in this picture?"))] for pictures in PICTURES]
-    with LLM(checkpoint, layout=layout, launcher="inproc", threads=1, native_kernels=False, **CHUNKED) as llm:
+    with LLM(checkpoint, layout=layout, **OPTIONS) as llm:
         outputs = llm.chat(chats, GREEDY, use_tqdm=False)
     check(outputs, PICTURES, reference, family)
 
@@ -101,8 +102,7 @@ def test_texts_inside_pictures_are_tokens_like_others(checkpoint, family, chunk)
         {"prompt_token_ids": [1, *[9] * i, placeholder], "multi_modal_data": {"image": one["image"]}}
         for i, (one,) in enumerate(shown)
     ]
-    budgets = CHUNKED | {"token_budget": chunk}
-    with LLM(checkpoint, launcher="inproc", threads=1, native_kernels=False, **budgets) as llm:
+    with LLM(checkpoint, **OPTIONS | {"token_budget": chunk}) as llm:
         for n_found in (0, 24 + 3 * 28):  # up to the first text before the last row, to its last, and to the last row
             outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
             check(outputs, shown, reference, family)

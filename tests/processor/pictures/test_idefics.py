@@ -33,7 +33,7 @@ OPTIONS = {
 def test_tiles_equal_those_of_transformers(options, kernel):
     given = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 56}} | OPTIONS[options]
     processor = transformers.Idefics3ImageProcessorPil(**given)
-    settings = IdeficsSettings.read(given)
+    settings = IdeficsSettings.read(given).by("pillow")
     adapter, normalise = IdeficsImages(settings, 4), Normalising(settings, torch.device("cpu"))
     limits = MediaLimits(resampler=build_resampler("resample") if kernel else "")
     draw, rng = random.Random(1), np.random.default_rng(0)
