@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+from types import SimpleNamespace
 
+import av
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +16,7 @@ from hydrainfer.core import CheckpointError, InvalidRequest, Role
 from hydrainfer.families import read_config
 from hydrainfer.models import load_model
 from hydrainfer.models.picture import PatchedPicture
+from hydrainfer.models.vit import bicubic
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
 from tests.checkpoints import rename_tensors
 from tests.equivalence.criterion import LOGIT_TOLERANCE, Tally
@@ -19,11 +24,13 @@ from tests.families.chats import PICTURES, text, user
 from tests.families.glm4v import SPECIAL, VIDEOS, Reference, make_glm, video
 from tests.families.test_logits import forced
 from tests.parts import parts
+from tests.pillow import described
 from tests.runtime.harness import Rig
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 KINDS = ("glm4v", "glm4v_moe", "glm_ocr")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+OPTIONS = {"threads": 1, "native_kernels": False, "image_backend": "pillow"}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,7 @@ def paths(tmp_path_factory):
 def prepared(path, messages):
     """A request, and its pictures and frames as the tower takes them."""
     store = PixelStore(1 << 28)
-    processor = Processor(load_description(path), store, weights=b"", dtype="float32")
+    processor = Processor(described(path), store, weights=b"", dtype="float32")
     (request,) = processor.chat("r", parse_messages(messages, local=True), GREEDY).requests
     return request, [PatchedPicture(store.get(m.pixels), m.grid) for m in request.media]
 
@@ -60,7 +67,7 @@ def test_embeddings_of_pictures_and_frames_are_those_of_transformers(kind, paths
 def test_turns_in_small_chunks_that_reuse_what_was_computed(kind, n_chunk, paths):
     again = [{"role": "assistant", "content": [text("It moves.")]}, user(text("Then?"), video(40, 3, 60, 90, 1.0))]
     reference, tally = Reference(paths[kind]), Tally()
-    with LLM(paths[kind], threads=1, native_kernels=False, token_budget=n_chunk, block_tokens=4) as llm:
+    with LLM(paths[kind], token_budget=n_chunk, block_tokens=4, **OPTIONS) as llm:
         for chat in (PICTURES["turns"], [*VIDEOS["video"], *again])[: 1 + (n_chunk > 1)]:
             for n in (1, 3):
                 prompt_ids, ids, gaps = reference.greedy(chat[:n], GREEDY.max_tokens)
@@ -74,7 +81,7 @@ def test_turns_in_small_chunks_that_reuse_what_was_computed(kind, n_chunk, paths
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_instances_of_each_role(kind, paths):
     reference, chats, tally = Reference(paths[kind]), [PICTURES["several sizes"], VIDEOS["videos"]], Tally()
-    with LLM(paths[kind], layout="2E1P2D", launcher="inproc", threads=1, native_kernels=False, token_budget=32) as llm:
+    with LLM(paths[kind], layout="2E1P2D", launcher="inproc", token_budget=32, **OPTIONS) as llm:
         for chat, out in zip(chats, llm.chat(chats, GREEDY, use_tqdm=False)):
             _, ids, gaps = reference.greedy(chat, GREEDY.max_tokens)
             tally.add(kind, list(out.outputs[0].token_ids), ids, gaps)
@@ -95,12 +102,51 @@ def test_a_prompt_may_have_pictures_and_videos(paths):
         x[kinds == 1], x[kinds == 2] = torch.cat(list(pictures)), torch.cat(list(frames))
         positions, _ = model.model.get_rope_index(ids, kinds, **grids)
         want = model(inputs_embeds=x, position_ids=positions).logits[0]
-    processor = Processor(load_description(paths["glm4v"]), store, weights=b"", dtype="float32")
+    processor = Processor(described(paths["glm4v"]), store, weights=b"", dtype="float32")
     (request,) = processor.chat("r", parse_messages(messages, local=True), GREEDY).requests
     assert list(request.prompt_ids) == ids[0].tolist()
     difference = float((forced(rig, request, store) - want).abs().max())
     rig.close()
     assert difference < LOGIT_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("newer", "taken", "seconds"),
+    [
+        (False, range(0, 12, 2), ["0", "1", "2"]),  # 2 frames per second
+        (True, range(12), [f"{i / 2:.1f} seconds" for i in range(6)]),  # 6, so all of them
+    ],
+)
+def test_one_sampler_decides_the_prompt_and_the_pixels(newer, taken, seconds, tmp_path):
+    """Of a file with 12 frames in 3 s, whose frames are as bright as their number says."""
+    path, store = make_glm("glm4v", tmp_path, newer=newer), PixelStore(1 << 28)
+    processor = Processor(described(path), store, weights=b"", dtype="float32")
+    message = parse_messages([user({"type": "video", "video": movie(12, 4)})], local=True)
+    (request,) = processor.chat("r", message, GREEDY).requests
+    shown = processor.model.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
+    frames = [f"<|begin_of_image|>{'<|image|>' * m.n_tokens}<|end_of_image|>" for m in request.media]
+    written = "".join(map("".join, zip(frames, seconds, strict=True)))
+    assert f"<|begin_of_video|>{written}<|end_of_video|>" in shown
+    found = np.concatenate([store.get(m.pixels) for m in request.media]).mean((1, 2, 3)) / 20
+    assert found.round().astype(int).tolist() == list(taken)
+
+
+def movie(n: int, fps: int) -> bytes:
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for i in range(n):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((64, 96, 3), 20 * i, np.uint8), "rgb24")))
+        container.mux(stream.encode())
+    return out.getvalue()
+
+
+def test_positions_are_read_in_float32():
+    layout = SimpleNamespace(places=torch.tensor([[0.0, 0.0], [3.0, 5.0]]), sizes=torch.tensor([[4.0, 6.0]] * 2))
+    table = torch.randn((36, 8), generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = bicubic(table, 6, layout)
+    assert found.dtype == torch.float32 and torch.equal(found, bicubic(table.float(), 6, layout))
 
 
 def test_layers_behind_the_last_are_left_alone(tmp_path):
