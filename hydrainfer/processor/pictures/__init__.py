@@ -5,6 +5,7 @@ Called by `messages`, `text` and `workers`. Never fetches a URL, never starts a 
 """
 
 from hydrainfer.processor.pictures.adapter import (
+    Counting,
     ImageAdapter,
     MediaItem,
     VideoAdapter,
@@ -31,6 +32,7 @@ from hydrainfer.processor.pictures.pixels import Pixels, PixelStore
 
 __all__ = [
     "ClipImages",
+    "Counting",
     "ImageAdapter",
     "MediaItem",
     "MediaLimits",
