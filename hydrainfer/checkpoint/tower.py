@@ -77,7 +77,8 @@ class TowerConfig(VisionConfig):
     which all layers but `full_layers` attend; 0 without windows.
 
     **Projector**: `features` are the hidden states that are used, 0 for the embeddings, i for the output of layer i;
-    several lie beside each other. `steps` bring them to the language model's width. `merge` squared patches become a
+    several lie beside each other. `steps` bring them to the language model's width; then rows are multiplied by
+    `scale`, which is that of text embeddings where a decoder scales all its input. `merge` squared patches become a
     token. `levels`: layers whose outputs, by `level_steps`, are added in the first language layers.
 
     `pixels` and `videos`: the preprocessing. `marks`: see `VisionConfig`."""
@@ -118,6 +119,7 @@ class TowerConfig(VisionConfig):
     window: int = 0
     full_layers: tuple[int, ...] = ()
     steps: Steps = ()
+    scale: float = 1.0
     levels: tuple[int, ...] = ()
     level_steps: tuple[Steps, ...] = ()
     marks: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ Every other file of this folder describes one family, or some that are alike, in
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -155,9 +156,12 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
     tied = bool(hf.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))  # the files have the last word
     dtype = hf.dtype or text.dtype or family.dtype
     media = (*(["image_token_id"] if family.pictures else []), *(["video_token_id"] if family.videos else []))
+    described = text_config(text, decoders[text.model_type], path, tied=tied)
+    if family.vision is not None:  # transformers scales logits only in the classes of text models
+        described = replace(described, logit_scale=1.0)
     return ModelConfig(
         architecture=name,
-        text=text_config(text, decoders[text.model_type], path, tied=tied),
+        text=described,
         vision=family.vision(hf, path) if family.vision is not None else None,
         media_tokens=tuple(getattr(hf, field) for field in media),
         dtype=str(dtype).removeprefix("torch."),

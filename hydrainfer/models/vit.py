@@ -258,7 +258,7 @@ class Vit:
         self.positions = make(n_positions, c.hidden) if c.positions != "none" else None
         self.pre_norm = RowNorm(c.norm, c.norm_eps, c.hidden, make, ops) if c.pre_norm else None
         self.blocks = [Block.make(c, make, ops) for _ in range(c.depth)]
-        self.project = Projector(c.steps, c.hidden * len(c.features), c.merge, squares, make, ops)
+        self._projector = Projector(c.steps, c.hidden * len(c.features), c.merge, squares, make, ops)
         self._levels = [Projector(steps, c.hidden, c.merge, squares, make, ops) for steps in c.level_steps]
 
     def slots(self) -> dict[str, Slot]:
@@ -274,13 +274,13 @@ class Vit:
             found |= norm.slots(name) if norm is not None else {}
         for i, block in enumerate(self.blocks):
             found |= block.slots(f"vision.blocks.{i}", c)
-        for projector in (self.project, *self._levels):
+        for projector in (self._projector, *self._levels):
             found |= projector.slots()
         return found
 
     def multiplied(self) -> list[Tensor]:
         blocks = [weight for block in self.blocks[:1] for weight in block.multiplied()]
-        return [self.patch.weight, *blocks, *self.project.multiplied()]
+        return [self.patch.weight, *blocks, *self._projector.multiplied()]
 
     def embed(self, patches: Tensor) -> Tensor:
         """[rows, patch width] → [rows, hidden]."""
@@ -304,6 +304,11 @@ class Vit:
                 taken[i + 1] = x if i + 1 == c.depth else x.clone()
         features = [taken[i] for i in c.features]
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1), deep
+
+    def project(self, features: Tensor) -> Tensor:
+        """[rows, hidden * features] → [tokens, the language model's width]."""
+        rows = self._projector(features)
+        return rows if self.config.scale == 1.0 else rows.mul_(self.config.scale)
 
 
 class _SquarePatches:
