@@ -19,11 +19,13 @@ from tests.families.chats import PICTURES, text, user
 from tests.families.glm4v import SPECIAL, VIDEOS, Reference, make_glm, video
 from tests.families.test_logits import forced
 from tests.parts import parts
+from tests.pillow import described
 from tests.runtime.harness import Rig
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 KINDS = ("glm4v", "glm4v_moe", "glm_ocr")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+OPTIONS = {"threads": 1, "native_kernels": False, "image_backend": "pillow"}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def paths(tmp_path_factory):
 def prepared(path, messages):
     """A request, and its pictures and frames as the tower takes them."""
     store = PixelStore(1 << 28)
-    processor = Processor(load_description(path), store, weights=b"", dtype="float32")
+    processor = Processor(described(path), store, weights=b"", dtype="float32")
     (request,) = processor.chat("r", parse_messages(messages, local=True), GREEDY).requests
     return request, [PatchedPicture(store.get(m.pixels), m.grid) for m in request.media]
 
@@ -60,7 +62,7 @@ def test_embeddings_of_pictures_and_frames_are_those_of_transformers(kind, paths
 def test_turns_in_small_chunks_that_reuse_what_was_computed(kind, n_chunk, paths):
     again = [{"role": "assistant", "content": [text("It moves.")]}, user(text("Then?"), video(40, 3, 60, 90, 1.0))]
     reference, tally = Reference(paths[kind]), Tally()
-    with LLM(paths[kind], threads=1, native_kernels=False, token_budget=n_chunk, block_tokens=4) as llm:
+    with LLM(paths[kind], token_budget=n_chunk, block_tokens=4, **OPTIONS) as llm:
         for chat in (PICTURES["turns"], [*VIDEOS["video"], *again])[: 1 + (n_chunk > 1)]:
             for n in (1, 3):
                 prompt_ids, ids, gaps = reference.greedy(chat[:n], GREEDY.max_tokens)
@@ -74,7 +76,7 @@ def test_turns_in_small_chunks_that_reuse_what_was_computed(kind, n_chunk, paths
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_instances_of_each_role(kind, paths):
     reference, chats, tally = Reference(paths[kind]), [PICTURES["several sizes"], VIDEOS["videos"]], Tally()
-    with LLM(paths[kind], layout="2E1P2D", launcher="inproc", threads=1, native_kernels=False, token_budget=32) as llm:
+    with LLM(paths[kind], layout="2E1P2D", launcher="inproc", token_budget=32, **OPTIONS) as llm:
         for chat, out in zip(chats, llm.chat(chats, GREEDY, use_tqdm=False)):
             _, ids, gaps = reference.greedy(chat, GREEDY.max_tokens)
             tally.add(kind, list(out.outputs[0].token_ids), ids, gaps)
@@ -95,7 +97,7 @@ def test_a_prompt_may_have_pictures_and_videos(paths):
         x[kinds == 1], x[kinds == 2] = torch.cat(list(pictures)), torch.cat(list(frames))
         positions, _ = model.model.get_rope_index(ids, kinds, **grids)
         want = model(inputs_embeds=x, position_ids=positions).logits[0]
-    processor = Processor(load_description(paths["glm4v"]), store, weights=b"", dtype="float32")
+    processor = Processor(described(paths["glm4v"]), store, weights=b"", dtype="float32")
     (request,) = processor.chat("r", parse_messages(messages, local=True), GREEDY).requests
     assert list(request.prompt_ids) == ids[0].tolist()
     difference = float((forced(rig, request, store) - want).abs().max())
