@@ -34,7 +34,8 @@ _FILTERS = {
 class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that all preprocessing has. `resample`: Pillow's number of the filter. `scale`, then `mean` and
     `std` of red, green and blue, are applied on the device; for the processor they are only a part of a picture's
-    key. `backend` decides how pictures are resized, cropped and normalised."""
+    key. `std` is empty if pixels are only scaled. `backend` decides how pictures are resized, cropped and
+    normalised."""
 
     backend: PixelBackend = DEFAULT_BACKEND
     resample: int = BICUBIC
@@ -60,7 +61,7 @@ class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
             resample=stated(given, "resample", BICUBIC) if resize else BICUBIC,
             scale=stated(given, "rescale_factor", 1 / 255) if rescale else 1.0,
             mean=tuple(map(float, stated(given, "image_mean", _MEAN))) if normalise else (0.0,) * 3,
-            std=tuple(map(float, stated(given, "image_std", _STD))) if normalise else (1.0,) * 3,
+            std=tuple(map(float, stated(given, "image_std", _STD))) if normalise else (),
             **own,
         )
 
