@@ -46,9 +46,10 @@ class LinedImages(ClipImages):
 
 LINES = (InnerText("<pad>", (4, 12)), InnerText("<pad>\nrow<pad>", (8, 15), 4))
 """The texts inside a picture of 16 tokens: behind each row of four, and before the last token."""
+MARKS = ("<pad>",)
 LINED = FAMILIES["LlavaForConditionalGeneration"]._replace(
     pictures="tests.toy_family:lined_images",
-    vision=lambda hf, path: replace(llava(hf, path), marks=("<pad>",)),
+    vision=lambda hf, path: replace(llava(hf, path), marks=MARKS),
 )
 
 

@@ -8,6 +8,7 @@ from hydrainfer.checkpoint.decoder import Decoder, TextConfig, text_config
 from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.family import TEXT, Family, Names, Served, text_only
 from hydrainfer.checkpoint.files import check_fields, find_json, preprocessing, read_json, require
+from hydrainfer.checkpoint.fp8 import Fp8, fp8_of
 from hydrainfer.checkpoint.hf import hf_config
 from hydrainfer.checkpoint.located import (
     describes_otherwise,
@@ -54,6 +55,7 @@ __all__ = [
     "Experts",
     "Family",
     "Fit",
+    "Fp8",
     "FrameTimes",
     "Gate",
     "GlmVideoSettings",
@@ -80,6 +82,7 @@ __all__ = [
     "check_fields",
     "describes_otherwise",
     "find_json",
+    "fp8_of",
     "has_weights",
     "hf_config",
     "is_hub_name",

@@ -53,7 +53,7 @@ _GPT_OSS_LIMIT, _GPT_OSS_ALPHA = 7.0, 1.702
 
 
 def gpt_oss(hf: Any, path: Path) -> Experts:
-    quantization = getattr(hf, "quantization_config", None)
+    quantization = getattr(hf, "quantization_config", None) or {}
     return _checked(
         Experts(
             layers=(True,) * hf.num_hidden_layers,
@@ -64,7 +64,7 @@ def gpt_oss(hf: Any, path: Path) -> Experts:
             biased=True,
             limit=getattr(hf, "swiglu_limit", _GPT_OSS_LIMIT),
             alpha=getattr(hf, "swiglu_alpha", _GPT_OSS_ALPHA),
-            stored="mxfp4" if quantization else "together",
+            stored="mxfp4" if quantization.get("quant_method") == "mxfp4" else "together",
         ),
         path,
     )

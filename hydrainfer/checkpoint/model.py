@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from hydrainfer.checkpoint.decoder import TextConfig
+from hydrainfer.checkpoint.fp8 import Fp8
 from hydrainfer.checkpoint.pixels import PixelBackend
 
 Fit = Callable[[int, int], int]
@@ -68,7 +69,8 @@ class ModelConfig:
     """The description of a model for this engine. `vision` is the family's own `VisionConfig`, None for text-only
     models. `media_tokens`: ids of the placeholders of pictures and, if the model takes any, videos; `around`: ids of
     the tokens before and after each. `sees_whole`: tokens of a picture see each other in both directions, so all of
-    them are computed at once. `dtype` is that of the saved weights."""
+    them are computed at once. `dtype` is that of the saved weights, or of what those in FP8 were made from: `fp8`
+    describes these, None if the checkpoint has none."""
 
     architecture: str
     text: TextConfig
@@ -77,6 +79,7 @@ class ModelConfig:
     dtype: str
     around: tuple[int, ...] = ()
     sees_whole: bool = False
+    fp8: Fp8 | None = None
 
     def by(self, backend: PixelBackend) -> ModelConfig:
         """The description with pictures, if the model takes any, prepared by this backend. Raises `ConfigError` if it

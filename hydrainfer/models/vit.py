@@ -149,7 +149,7 @@ class Block:
         rows = ops.linear(self.norm_1(x), *self.qkv)
         for part, norm in zip(rows.chunk(3, dim=1), self.qk_norms):
             wide = part.unflatten(1, (-1, norm.weight.shape[0]))  # each head, or all of them
-            wide.copy_(norm(wide.contiguous()))
+            wide.copy_(norm(wide.flatten(0, 1)).view(wide.shape))
         qkv = rows.unflatten(1, (3 * heads, -1))  # [rows, 3 * heads, head_dim]
         if turns is not None:
             how.rotate(qkv[:, : 2 * heads], *turns)

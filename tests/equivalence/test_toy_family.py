@@ -16,13 +16,14 @@ from hydrainfer.planner.simulation import as_requests
 from hydrainfer.processor import load_description
 from hydrainfer.processor.text import check_text
 from hydrainfer.workload.sources import ChatRequest, DrawnPicture
+from tests import toy_family
 from tests.checkpoints import make_llava
 from tests.equivalence.criterion import compare_greedy
 from tests.equivalence.mixed import settled_stats
 from tests.equivalence.reference import Reference
 from tests.equivalence.test_families import CHUNKED, N_NEW
 from tests.families.chats import image, text, user
-from tests.toy_family import LINED, TOY, LinedConfig, pooled
+from tests.toy_family import LINED, TOY, pooled
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
@@ -117,7 +118,7 @@ def test_marks_of_pictures_are_reserved_and_known_to_the_tokenizer(checkpoint, m
     model = load_description(checkpoint)
     with pytest.raises(InvalidRequest, match="holds <pad>, which stands for a picture"):
         check_text("a <pad> of my own", model, "prompt")
-    monkeypatch.setattr(LinedConfig, "marks", ("<row>",))
+    monkeypatch.setattr(toy_family, "MARKS", ("<row>",))
     with pytest.raises(CheckpointError, match=r"tokenizer.json has no token <row>, which this model's pictures need"):
         load_description(checkpoint)
 

@@ -1,4 +1,4 @@
-"""Pictures for LLaVA-NeXT: the whole picture and its tiles, with the same result as `LlavaNextImageProcessorPil`."""
+"""Pictures for LLaVA-NeXT: the whole picture and its tiles, with the same result as `LlavaNextImageProcessor`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hydrainfer.checkpoint import ClipSettings, IdeficsSettings, QwenSettings, QwenVideoSettings
+from hydrainfer.checkpoint import ClipSettings, IdeficsSettings, QwenSettings, QwenVideoSettings, TileSettings
 from hydrainfer.models.picture import Normalising
 from hydrainfer.ops.build import build_resampler
 from hydrainfer.processor import MediaLimits, VideoReading
@@ -23,6 +23,7 @@ from hydrainfer.processor.pictures.idefics import IdeficsImages
 from hydrainfer.processor.pictures.media import from_image
 from hydrainfer.processor.pictures.qwen import QwenImages
 from hydrainfer.processor.pictures.qwen_video import QwenVideos
+from hydrainfer.processor.pictures.tiles import TileImages
 from hydrainfer.processor.workers.prepare import Seal, prepare_video
 from tests.equivalence.reference import photo
 
@@ -69,6 +70,10 @@ CASES = {
     ),
     "idefics3": (f"{MODELS}.idefics3.image_processing_idefics3:Idefics3ImageProcessor", TILES),
     "smolvlm": (f"{MODELS}.smolvlm.image_processing_smolvlm:SmolVLMImageProcessor", TILES),
+    "internvl": (
+        f"{MODELS}.got_ocr2.image_processing_got_ocr2:GotOcr2ImageProcessor",
+        {"size": SQUARE, "crop_to_patches": True},
+    ),
     "qwen2-vl": (
         f"{MODELS}.qwen2_vl.image_processing_qwen2_vl:Qwen2VLImageProcessor",
         {"size": {"shortest_edge": 56 * 56, "longest_edge": 400 * 400}},
@@ -139,13 +144,15 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     of patches."""
     _, options = CASES[case]
     readers = {"qwen2-vl": QwenSettings.read, "qwen3-vl": QwenSettings.read}
-    readers |= {"glm-4v": partial(QwenSettings.read, in_time=True)}
+    readers |= {"glm-4v": partial(QwenSettings.read, in_time=True), "internvl": partial(TileSettings.read, side=56)}
     readers |= dict.fromkeys(("idefics3", "smolvlm"), IdeficsSettings.read)
     settings = readers.get(case, ClipSettings.read)(options)
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
     elif isinstance(settings, IdeficsSettings):
         pixels = IdeficsImages(settings, 4).pixels(from_image(Image.fromarray(array), limits))
+    elif isinstance(settings, TileSettings):
+        pixels = TileImages(settings, 4).pixels(from_image(Image.fromarray(array), limits))
     elif case == "llava-next":
         points = tuple(map(tuple, POINTS))
         tiles = AnyresImages(AnyresSettings(tile=56, patch=14, pinpoints=points, clip=settings))
