@@ -230,6 +230,31 @@ class IdeficsSettings(PixelSettings, frozen=True, kw_only=True):
         )
 
 
+class PixtralSettings(PixelSettings, frozen=True, kw_only=True):
+    """The preprocessing of Pixtral's tower. `edge`: the longest side in pixels; larger pictures are made smaller. Then
+    both sides are rounded up to multiples of `factor` pixels, the side of a token's square."""
+
+    edge: int = 1024
+    factor: int = 32
+
+    @property
+    def tokens(self) -> int:
+        """The rows of the largest picture."""
+        return (-(-self.edge // self.factor)) ** 2
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], factor: int) -> PixtralSettings:
+        """Read a preprocessor configuration. Its `patch_size` does not count, as in transformers: the processor's does.
+        Raises `CheckpointError`."""
+        size = stated(given, "size", {"longest_edge": 1024})
+        if not isinstance(size, Mapping) or "longest_edge" not in size:
+            raise CheckpointError("preprocessor_config.json: size must give longest_edge for this model")
+        for name, usual in (("do_resize", True), ("do_center_crop", False)):
+            if given.get(name, usual) is not usual:
+                raise CheckpointError(f"preprocessor_config.json: {name} {given[name]} is not supported; leave it out")
+        return cls._settled(given, edge=size["longest_edge"], factor=factor)
+
+
 class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The preprocessing of videos. `times`: how the time of a pair of frames enters the prompt: as the number of the
     pair ("counted"), as a position in time ("timed"), or as text ("told"). `shared`: every frame has at most an equal

@@ -73,7 +73,8 @@ class TowerConfig(VisionConfig):
     heads together ("row"). `gated`: the activation of one half of the MLP's first matrix is multiplied by the other
     half. `layer_scale`: what attention and MLP add is multiplied by a vector. `fused`: queries, keys and values are one
     tensor in the files. `rotation` of queries and keys by row and column with the base `theta`, for towers of any size:
-    "halves", those of all rows' frequencies, then of all columns'. `window`: side, in tokens, of the squares within
+    "halves", those of all rows' frequencies, then of all columns'; "alternating", columns have the frequencies between
+    those of rows. `window`: side, in tokens, of the squares within
     which all layers but `full_layers` attend; 0 without windows.
 
     **Projector**: `features` are the hidden states that are used, 0 for the embeddings, i for the output of layer i;
@@ -114,7 +115,7 @@ class TowerConfig(VisionConfig):
     gated: bool = False
     layer_scale: bool = False
     fused: bool = False
-    rotation: Literal["none", "halves"] = "none"
+    rotation: Literal["none", "halves", "alternating"] = "none"
     theta: float = 10_000.0
     window: int = 0
     full_layers: tuple[int, ...] = ()

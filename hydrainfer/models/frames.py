@@ -33,7 +33,13 @@ def halves(head_dim: int, theta: float) -> Tensor:
     return 1.0 / (theta**quarter)
 
 
-FREQUENCIES: dict[str, Callable[[int, float], Tensor]] = {"halves": halves}
+def alternating(head_dim: int, theta: float) -> Tensor:
+    """The frequencies by which rows are rotated, and those of columns, which lie between them: [2, head_dim / 4]."""
+    every = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
+    return torch.stack([every[0::2], every[1::2]])
+
+
+FREQUENCIES: dict[str, Callable[[int, float], Tensor]] = {"halves": halves, "alternating": alternating}
 """By `TowerConfig.rotation`: the frequencies of rows and columns, together [head_dim / 4] or one after the other [2,
 head_dim / 4]."""
 
