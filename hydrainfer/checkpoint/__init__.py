@@ -21,7 +21,10 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    BUDGETS,
     MAX_ASPECT,
+    BudgetSettings,
+    BudgetVideoSettings,
     ClipSettings,
     FrameTimes,
     PixelBackend,
@@ -33,15 +36,18 @@ from hydrainfer.checkpoint.pixels import (
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
-from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Steps, TowerConfig
+from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Pool, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "BUDGETS",
     "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
     "Activation",
+    "BudgetSettings",
+    "BudgetVideoSettings",
     "ClipSettings",
     "Decoder",
     "Experts",
@@ -56,6 +62,7 @@ __all__ = [
     "PixelBackend",
     "PixelBounds",
     "PixelSettings",
+    "Pool",
     "QwenSettings",
     "QwenVideoSettings",
     "Recurrence",

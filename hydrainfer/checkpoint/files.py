@@ -196,6 +196,7 @@ _MODEL: dict[str, Rule] = {
 _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(_PROCESSORS, _OBJECT),
     **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "size", "crop_size"), maybe(_SIDE)),
+    **dict.fromkeys(("pooling_kernel_size", "max_soft_tokens"), maybe(_SIDE)),
     **dict.fromkeys(("height", "width"), maybe(_SIDE)),
     **dict.fromkeys(("shortest_edge", "longest_edge", "min_pixels", "max_pixels"), _COUNT),
     **dict.fromkeys(("num_frames", "min_frames", "max_frames", "max_video_tokens"), _COUNT),

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from hydrainfer.checkpoint.model import REFERENCE, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import PixelBackend, QwenVideoSettings
+from hydrainfer.checkpoint.pixels import BudgetVideoSettings, PixelBackend, QwenVideoSettings
 
 
 class Norm(NamedTuple):
     """A norm of each row. `name`: our name of its tensors. "layer" has a weight and a bias, "rms" a weight; of "rms+1"
-    the file holds the weight minus 1, and all is computed in float32."""
+    the file holds the weight minus 1, and all is computed in float32; "plain" is an RMS norm without a weight."""
 
     name: str
     eps: float
-    kind: Literal["layer", "rms", "rms+1"] = "layer"
+    kind: Literal["layer", "rms", "rms+1", "plain"] = "layer"
 
 
 class Matrix(NamedTuple):
@@ -41,22 +41,34 @@ class Merge(NamedTuple):
     how: Literal["beside", "mean"]
 
 
-Steps = tuple[Norm | Matrix | Activation | Merge, ...]
+class Pool(NamedTuple):
+    """The mean of the rows of a square of `TowerConfig.merge` patches, times `factor`. `name`: our name of the vectors
+    "bias" and "scale", by which it is then standardised as (x - bias) * scale; "" for none. All in float32."""
+
+    factor: float
+    name: str = ""
+
+
+Steps = tuple[Norm | Matrix | Activation | Merge | Pool, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TowerConfig(VisionConfig):
     """A vision transformer over squares of `image_size` pixels or, if that is 0, over pictures and frames of any size.
 
-    **Patches** have a side of `patch` pixels and `temporal` frames. `patch_bias`: of their matrix. `positions`: a
-    table that is added, for squares "learned", a row for each row; for any size "bilinear", a square of `grid` rows a
-    side, stretched over each picture. `class_row`: one more row before the patches of a square; `keep_class`: it is
-    used, too. `pre_norm`: a norm before the blocks.
+    **Patches** have a side of `patch` pixels and `temporal` frames; the files' matrix takes all red values, then green
+    and blue ones, or pixel after pixel (`by_pixel`). `patch_bias`: of their matrix. `positions`: a table that is added,
+    for squares "learned", a row for each row; for any size "bilinear", a square of `grid` rows a side, stretched over
+    each picture, or "axes", `grid` rows for columns, then as many for rows. `class_row`: one more row before the
+    patches of a square; `keep_class`: it is used, too. `pre_norm`: a norm before the blocks.
 
-    **Blocks**: `norm` is the kind of all norms, with `norm_eps`. `gated`: the activation of one half of the MLP's first
-    matrix is multiplied by the other half. `fused`: queries, keys and values are one tensor in the files. `rotation` of
-    queries and keys by row and column with the base `theta`, for towers of any size: "halves", those of all rows'
-    frequencies, then of all columns'. `window`: side, in tokens, of the squares within which all layers but
+    **Blocks**: `norm` is the kind of all norms, with `norm_eps`; `sandwich`: what attention and MLP add is normalised,
+    too; `head_norms`: each head of queries, keys and, without a weight, values. `attention_scale`: of the scores; 0 for
+    head_dim ** -0.5. `biases`: of all matrices. `clamped`: the files hold bounds for what goes into each matrix and
+    comes out. `gated`: the activation of one half of the MLP's first matrix is multiplied by the other half. `fused`:
+    queries, keys and values are one tensor in the files. `rotation` of queries and keys by row and column with the base
+    `theta`, for towers of any size: "halves", those of all rows' frequencies, then of all columns'; "axial", one half
+    of a head by columns, the other by rows. `window`: side, in tokens, of the squares within which all layers but
     `full_layers` attend; 0 without windows.
 
     **Projector**: `features` are the hidden states that are used, 0 for the embeddings, i for the output of layer i;
@@ -77,17 +89,23 @@ class TowerConfig(VisionConfig):
     image_size: int = 0
     temporal: int = 1
     merge: int = 1
-    videos: QwenVideoSettings | None = None
+    videos: QwenVideoSettings | BudgetVideoSettings | None = None
+    by_pixel: bool = False
     patch_bias: bool = False
-    positions: Literal["none", "learned", "bilinear"] = "none"
+    positions: Literal["none", "learned", "bilinear", "axes"] = "none"
     grid: int = 0
     class_row: bool = False
     keep_class: bool = False
     pre_norm: bool = False
     norm: Literal["layer", "rms"] = "layer"
+    sandwich: bool = False
+    head_norms: bool = False
+    attention_scale: float = 0.0
+    biases: bool = True
+    clamped: bool = False
     gated: bool = False
     fused: bool = False
-    rotation: Literal["none", "halves"] = "none"
+    rotation: Literal["none", "halves", "axial"] = "none"
     theta: float = 10_000.0
     window: int = 0
     full_layers: tuple[int, ...] = ()
@@ -98,6 +116,12 @@ class TowerConfig(VisionConfig):
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+    @property
+    def position_rows(self) -> int:
+        """The rows of the table of positions."""
+        tables = {"none": 0, "learned": self.square_rows, "bilinear": self.grid**2, "axes": 2 * self.grid}
+        return tables[self.positions]
 
     @property
     def depth(self) -> int:

@@ -33,15 +33,16 @@ class Normalising:
 
     def __init__(self, settings: PixelSettings, device: torch.device) -> None:
         self._mean, self._std = (torch.tensor(given, device=device) for given in (settings.mean, settings.std))
-        self._scale: float | None = settings.scale
-        if settings.backend == "torchvision":
+        self._scale, self._how = settings.scale, settings.arithmetic
+        if self._how == "folded":
             self._mean, self._std = (given * (1.0 / settings.scale) for given in (self._mean, self._std))
-            self._scale = None
 
     def __call__(self, pixels: Tensor) -> Tensor:
         wide = pixels.float()
-        if self._scale is not None:
+        if self._how == "scaled":
             wide.mul_(self._scale)
+        elif self._how == "divided":
+            wide.div_(1.0 / self._scale)
         return wide.sub_(self._mean).div_(self._std)
 
 

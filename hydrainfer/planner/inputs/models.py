@@ -55,7 +55,7 @@ def shape_of(name: str, dtype: str | None = None, quantization: Quantization = "
         local_kv_heads=text.local_kv_heads,
         experts=text.experts,
         vision=None if fit is None else model.vision.shape(text.hidden, fit),
-        sees_whole=model.sees_whole,
+        sees_whole=bool(model.sees_whole),
     )
 
 
@@ -75,7 +75,7 @@ def prompts_of(name: str) -> PromptRules:
         picture=_fit(parsed.model),
         text=_exactly(load_description(path, parsed=parsed)) if written else roughly,
         n_context=parsed.model.text.context,
-        whole=parsed.model.sees_whole,
+        whole=bool(parsed.model.sees_whole),
         inner=_inner(parsed.model),
     )
 

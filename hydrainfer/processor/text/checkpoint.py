@@ -178,8 +178,9 @@ def _image_input(path: Path, config: ModelConfig, tokenizer: Any) -> ImageInput 
     videos = video_adapter(config, around)
     video = VideoInput(videos, texts[1], config.media_tokens[1]) if videos is not None else None
     family = family_of(config)
-    mark = around[0] if family.frame else ""
-    framed = family.frame.format(start=mark, picture=texts[0], end=around[-1]) if mark else ""
+    parts = {"start": around[0] if around else "", "picture": texts[0], "end": around[-1] if around else ""}
+    mark = family.mark.format(**parts) if family.frame else ""
+    framed = family.frame.format(**parts)
     return ImageInput(adapter, texts[0], config.media_tokens[0], (*around, *marks), video, mark, framed)
 
 
