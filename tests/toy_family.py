@@ -3,6 +3,8 @@ One file describes them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,7 +24,7 @@ def pooled(rows: Tensor) -> Tensor:
 
 class PooledConfig(TowerConfig):
     @property
-    def tokens(self) -> int:
+    def square_tokens(self) -> int:
         return self.patches // 4
 
 
@@ -37,12 +39,6 @@ TOY = FAMILIES["LlavaForConditionalGeneration"]._replace(
 )
 
 
-class LinedConfig(TowerConfig):
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return ("<pad>",)
-
-
 class LinedImages(ClipImages):
     def fit(self, width: int, height: int) -> MediaItem:
         return super().fit(width, height)._replace(after="<pad>", inner=LINES)
@@ -50,9 +46,10 @@ class LinedImages(ClipImages):
 
 LINES = (InnerText("<pad>", (4, 12)), InnerText("<pad>\nrow<pad>", (8, 15), 4))
 """The texts inside a picture of 16 tokens: behind each row of four, and before the last token."""
+MARKS = ("<pad>",)
 LINED = FAMILIES["LlavaForConditionalGeneration"]._replace(
     pictures="tests.toy_family:lined_images",
-    vision=lambda hf, path: LinedConfig(**vars(llava(hf, path))),
+    vision=lambda hf, path: replace(llava(hf, path), marks=MARKS),
 )
 
 

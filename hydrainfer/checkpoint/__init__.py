@@ -8,6 +8,7 @@ from hydrainfer.checkpoint.decoder import Decoder, TextConfig, text_config
 from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.family import TEXT, Family, Names, Served, text_only
 from hydrainfer.checkpoint.files import check_fields, find_json, preprocessing, read_json, require
+from hydrainfer.checkpoint.fp8 import Fp8, fp8_of
 from hydrainfer.checkpoint.hf import hf_config
 from hydrainfer.checkpoint.located import (
     describes_otherwise,
@@ -22,26 +23,33 @@ from hydrainfer.checkpoint.located import (
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
     BUDGETS,
+    DEFAULT_BACKEND,
+    GLM_BOUNDS,
     MAX_ASPECT,
     BudgetSettings,
     BudgetVideoSettings,
     ClipSettings,
     FrameTimes,
+    GlmVideoSettings,
+    IdeficsSettings,
     PixelBackend,
     PixelBounds,
     PixelSettings,
     QwenSettings,
     QwenVideoSettings,
+    TileSettings,
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
-from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Pool, Steps, TowerConfig
+from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Pool, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
     "BUDGETS",
+    "DEFAULT_BACKEND",
+    "GLM_BOUNDS",
     "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
@@ -53,7 +61,11 @@ __all__ = [
     "Experts",
     "Family",
     "Fit",
+    "Fp8",
     "FrameTimes",
+    "Gate",
+    "GlmVideoSettings",
+    "IdeficsSettings",
     "Matrix",
     "Merge",
     "ModelConfig",
@@ -70,12 +82,14 @@ __all__ = [
     "Served",
     "Steps",
     "TextConfig",
+    "TileSettings",
     "TowerConfig",
     "VisionConfig",
     "VisionShape",
     "check_fields",
     "describes_otherwise",
     "find_json",
+    "fp8_of",
     "has_weights",
     "hf_config",
     "is_hub_name",

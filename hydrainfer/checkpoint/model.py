@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, Self
 import msgspec
 
 from hydrainfer.checkpoint.decoder import TextConfig
+from hydrainfer.checkpoint.fp8 import Fp8
 from hydrainfer.checkpoint.pixels import PixelBackend
 
 Sight = Literal["", "all", "windows"]
@@ -72,7 +73,8 @@ class ModelConfig:
     """The description of a model for this engine. `vision` is the family's own `VisionConfig`, None for text-only
     models. `media_tokens`: ids of the placeholders of pictures and, if the model takes any, videos; `around`: ids of
     the tokens before and after each. `sees_whole`: where tokens of a picture see each other in both directions; if
-    anywhere, all of them are computed at once. `dtype` is that of the saved weights."""
+    anywhere, all of them are computed at once. `dtype` is that of the saved weights, or of what those in FP8 were made
+    from: `fp8` describes these, None if the checkpoint has none."""
 
     architecture: str
     text: TextConfig
@@ -81,6 +83,7 @@ class ModelConfig:
     dtype: str
     around: tuple[int, ...] = ()
     sees_whole: Sight = ""
+    fp8: Fp8 | None = None
 
     def sees_whole_in(self, window: int) -> bool:
         """Whether tokens of a picture see each other in layers with this window, 0 for none."""

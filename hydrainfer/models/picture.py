@@ -32,8 +32,8 @@ class Normalising:
     those of transformers' image processor with the same backend."""
 
     def __init__(self, settings: PixelSettings, device: torch.device) -> None:
+        self._scale, self._how, self._normalises = settings.scale, settings.arithmetic, bool(settings.std)
         self._mean, self._std = (torch.tensor(given, device=device) for given in (settings.mean, settings.std))
-        self._scale, self._how = settings.scale, settings.arithmetic
         if self._how == "folded":
             self._mean, self._std = (given * (1.0 / settings.scale) for given in (self._mean, self._std))
 
@@ -43,7 +43,9 @@ class Normalising:
             wide.mul_(self._scale)
         elif self._how == "divided":
             wide.div_(1.0 / self._scale)
-        return wide.sub_(self._mean).div_(self._std)
+        if self._normalises:
+            wide.sub_(self._mean).div_(self._std)
+        return wide
 
 
 class PassSize(NamedTuple):

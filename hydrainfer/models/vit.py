@@ -6,269 +6,34 @@ frames of any size, many in one pass. Both run the same blocks.
 A family is data. A mechanism that is missing is a small function in one of these places, and an option of
 `TowerConfig`:
 
-- tables of positions (bicubic): `_POSITIONS`; a norm of patches before them: `Vit.embed`
+- tables of positions: `_POSITIONS`
 - frequencies of the rotation (even ones for rows, odd ones for columns): `frames.FREQUENCIES`
-- norms of whole rows of queries and keys: `Block.run`, between the matrix and `attend`
-- what follows a block's matrix before it is added (a scale): `_add`
-- kinds of norms: `RowNorm`; steps of the projector (gated matrices, another way to merge, convolutions, which are a
-  `Merge` and a `Matrix`): `Projector`
+- what a block does with queries, keys and values: `vit_parts.Block.run`; with what it adds: `_add` there
+- kinds of norms: `vit_parts.RowNorm`; steps of the projector (another way to merge): `Projector` there
 - pictures of several squares: `SquareVision.encode`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import Activation, Matrix, Merge, ModelConfig, Norm, PixelSettings, Pool, Steps, TowerConfig
+from hydrainfer.checkpoint import ModelConfig, PixelSettings, TowerConfig
 from hydrainfer.models.activations import activation, gated
 from hydrainfer.models.frames import FrameTower
 from hydrainfer.models.patches import PatchLayout
 from hydrainfer.models.picture import Normalising, PassSize, PatchedPicture, Squares
 from hydrainfer.models.slots import Slot, empty
-from hydrainfer.ops import HeadNorms, OpSet, Segments
+from hydrainfer.models.vit_parts import Block, Linear, Projector, RowNorm, Shared, Turns
+from hydrainfer.ops import OpSet, Segments
 
 _SQUARES, _SQUARE_ROWS = 16, 32_768
 """The most squares, and the most rows of them, of one pass."""
-Make = Callable[..., Tensor]
-Turns = tuple[Tensor, Tensor]
-"""The cosines and sines of each row, [rows, head_dim / 2] float32."""
-
-
-class RowNorm:
-    """A norm of each row."""
-
-    def __init__(self, kind: str, eps: float, width: int, make: Make, ops: OpSet) -> None:
-        self._kind, self._eps, self._ops = kind, eps, ops
-        self._width = width
-        self.weight = None
-        if kind != "plain":
-            self.weight = make(width, dtype=torch.float32) if kind == "rms+1" else make(width)
-        self.bias = make(width) if kind == "layer" else None
-
-    def slots(self, name: str) -> dict[str, Slot]:
-        if self.weight is None:
-            return {}
-        found = {f"{name}.weight": Slot(self.weight, plus=float(self._kind == "rms+1"))}
-        return found if self.bias is None else found | {f"{name}.bias": Slot(self.bias)}
-
-    def __call__(self, x: Tensor) -> Tensor:
-        shape = (self._width,)
-        if self.weight is None:
-            return F.rms_norm(x.float(), shape, eps=self._eps).to(x.dtype)
-        if self._kind == "layer":
-            return F.layer_norm(x, shape, self.weight, self.bias, self._eps)
-        if self._kind == "rms+1":
-            return F.rms_norm(x.float(), shape, self.weight, self._eps).to(x.dtype)
-        return self._ops.rms_norm(x, self.weight, self._eps)
-
-
-class Linear(NamedTuple):
-    """A matrix [out, in] and its bias. `bounds` [4]: the least and greatest number that goes in, and that comes out."""
-
-    weight: Tensor
-    bias: Tensor | None
-    bounds: Tensor | None = None
-
-    @classmethod
-    def make(cls, inner: int, outer: int, bias: bool, make: Make, clamped: bool = False) -> Linear:
-        return cls(make(outer, inner), make(outer) if bias else None, make(4) if clamped else None)
-
-    def slots(self, *names: str) -> dict[str, Slot]:
-        """The slots of tensors that lie one after the other, equally large; one, if there are bounds."""
-        found = dict(zip((f"{name}.weight" for name in names), map(Slot, self.weight.chunk(len(names)))))
-        if self.bias is not None:
-            found |= dict(zip((f"{name}.bias" for name in names), map(Slot, self.bias.chunk(len(names)))))
-        if self.bounds is not None:
-            (name,) = names
-            found |= {f"{name}.{bound}": Slot(at) for bound, at in zip(_BOUNDS, self.bounds)}
-        return found
-
-    def __call__(self, x: Tensor, ops: OpSet) -> Tensor:
-        """[rows, in] → [rows, out]."""
-        if self.bounds is None:
-            return ops.linear(x, self.weight, self.bias)
-        low, high, least, most = self.bounds
-        return ops.linear(x.clamp(low, high), self.weight, self.bias).clamp_(least, most)
-
-
-_BOUNDS = "input_min", "input_max", "output_min", "output_max"
-
-
-class Beside(NamedTuple):
-    """Matrices over the same rows, whose products lie beside each other: one matrix, or several with bounds."""
-
-    parts: list[Linear]
-
-    @classmethod
-    def make(cls, n: int, inner: int, outer: int, c: TowerConfig, make: Make) -> Beside:
-        """`n` equally large matrices, together [outer, inner]."""
-        n = n if c.clamped else 1
-        return cls([Linear.make(inner, outer // n, c.biases, make, c.clamped) for _ in range(n)])
-
-    def slots(self, *names: str) -> dict[str, Slot]:
-        if len(self.parts) == 1:
-            return self.parts[0].slots(*names)
-        return {key: slot for part, name in zip(self.parts, names) for key, slot in part.slots(name).items()}
-
-    def __call__(self, x: Tensor, ops: OpSet) -> Tensor:
-        made = [part(x, ops) for part in self.parts]
-        return made[0] if len(made) == 1 else torch.cat(made, dim=1)
-
-
-class _Shared(NamedTuple):
-    """What all blocks of a tower share."""
-
-    ops: OpSet
-    config: TowerConfig
-    activation: Callable[[Tensor], Tensor]
-    rotate: Callable[[Tensor, Tensor, Tensor], None]
-
-
-@dataclass(slots=True)
-class Block:
-    """One layer's weights. `qkv`: queries, keys and values; `up`: if the MLP is gated, the gate and what it gates.
-    `out_norm`, `down_norm`: of what is added; `heads`: of queries and keys."""
-
-    norm_1: RowNorm
-    qkv: Beside
-    out: Linear
-    norm_2: RowNorm
-    up: Beside
-    down: Linear
-    out_norm: RowNorm | None
-    down_norm: RowNorm | None
-    heads: HeadNorms | None
-
-    @classmethod
-    def make(cls, c: TowerConfig, make: Make, ops: OpSet) -> Block:
-        inner, width = c.intermediate * (1 + c.gated), c.heads * c.head_dim
-
-        def norm() -> RowNorm:
-            return RowNorm(c.norm, c.norm_eps, c.hidden, make, ops)
-
-        return cls(
-            norm_1=norm(),
-            qkv=Beside.make(3, c.hidden, 3 * width, c, make),
-            out=Linear.make(width, c.hidden, c.biases, make, c.clamped),
-            norm_2=norm(),
-            up=Beside.make(1 + c.gated, c.hidden, inner, c, make),
-            down=Linear.make(c.intermediate, c.hidden, c.biases, make, c.clamped),
-            out_norm=norm() if c.sandwich else None,
-            down_norm=norm() if c.sandwich else None,
-            heads=HeadNorms(make(c.head_dim), make(c.head_dim), c.norm_eps) if c.head_norms else None,
-        )
-
-    def slots(self, prefix: str, c: TowerConfig) -> dict[str, Slot]:
-        qkv = ("qkv",) if c.fused else ("q", "k", "v")
-        up = ("gate", "up") if c.gated else ("up",)
-        norms = {"norm_1": self.norm_1, "norm_2": self.norm_2, "out_norm": self.out_norm, "down_norm": self.down_norm}
-        found: dict[str, Slot] = {}
-        for name, norm in norms.items():
-            found |= {} if norm is None else norm.slots(f"{prefix}.{name}")
-        for linear, names in ((self.qkv, qkv), (self.out, ("out",)), (self.up, up), (self.down, ("down",))):
-            found |= linear.slots(*(f"{prefix}.{name}" for name in names))
-        if self.heads is not None:
-            found |= {f"{prefix}.q_norm.weight": Slot(self.heads.q), f"{prefix}.k_norm.weight": Slot(self.heads.k)}
-        if c.rotation == "axial":
-            turned = {f"{prefix}.{name}.weight" for name in ("q", "k", "q_norm", "k_norm")} & set(found)
-            found |= {name: found[name]._replace(quarters=c.head_dim) for name in turned}
-        return found
-
-    def multiplied(self) -> list[Tensor]:
-        return [linear.weight for linear in (*self.qkv.parts, self.out, *self.up.parts, self.down)]
-
-    def run(self, x: Tensor, segments: Segments, how: _Shared, turns: Turns | None) -> None:
-        """Run this block over `x` [rows, hidden] in place."""
-        ops, c, heads = how.ops, how.config, how.config.heads
-        qkv = self.qkv(self.norm_1(x), ops).unflatten(1, (3 * heads, -1))  # [rows, 3 * heads, head_dim]
-        if self.heads is not None:
-            assert turns is not None, "norms of heads in a tower without rotation"
-            q, k = ops.norm_rope(qkv[:, : 2 * heads], heads, self.heads, *turns, ops)
-            v = F.rms_norm(qkv[:, 2 * heads :].float(), (c.head_dim,), eps=c.norm_eps).to(x.dtype)
-        else:
-            if turns is not None:
-                how.rotate(qkv[:, : 2 * heads], *turns)
-            q, k, v = qkv.split(heads, dim=1)
-        mixed = ops.attention_segments(q, k, v, segments, c.attention_scale or c.head_dim**-0.5)
-        _add(x, mixed.flatten(1), self.out, self.out_norm, ops)
-        inner = how.activation(self.up(self.norm_2(x), ops))
-        _add(x, inner, self.down, self.down_norm, ops)
-
-
-def _add(x: Tensor, rows: Tensor, linear: Linear, norm: RowNorm | None, ops: OpSet) -> None:
-    """x += linear(rows) in place, normalised first if there is a `norm`."""
-    if norm is None and linear.bounds is None:
-        ops.linear_add(x, rows, linear.weight, linear.bias)
-    else:
-        made = linear(rows, ops)
-        x.add_(made if norm is None else norm(made))
-
-
-class Projector:
-    """The steps from features to rows of the language model's width. `squares`: a function that gives rows [rows,
-    width] as a view of merge squares [..., merge, merge, width]."""
-
-    def __init__(
-        self, steps: Steps, width: int, merge: int, squares: Callable[[Tensor], Tensor], make: Make, ops: OpSet
-    ) -> None:
-        self._squares, self._ops = squares, ops
-        self._steps = steps
-        self._weights: dict[str, RowNorm | Linear | Tensor] = {}
-        self._activations = {step: activation(step.name, ops) for step in steps if isinstance(step, Activation)}
-        for step in steps:
-            if isinstance(step, Norm):
-                self._weights[step.name] = RowNorm(step.kind, step.eps, width, make, ops)
-            elif isinstance(step, Matrix):
-                weight = make(width, step.width) if step.transposed else None
-                self._weights[step.name] = Linear.make(width, step.width, step.bias, make) if weight is None else weight
-                width = step.width
-            elif isinstance(step, Pool) and step.name:
-                self._weights |= {f"{step.name}.{end}": make(width) for end in ("bias", "scale")}
-            elif isinstance(step, Merge) and step.how == "beside":
-                width *= merge**2
-
-    def slots(self) -> dict[str, Slot]:
-        found: dict[str, Slot] = {}
-        for name, weights in self._weights.items():
-            found |= {name: Slot(weights)} if isinstance(weights, Tensor) else weights.slots(name)
-        return found
-
-    def multiplied(self) -> list[Tensor]:
-        return [weights.weight for weights in self._weights.values() if isinstance(weights, Linear)]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[rows, width] → [tokens, the language model's width]."""
-        for step in self._steps:
-            if isinstance(step, Activation):
-                x = self._activations[step](x)
-            elif isinstance(step, Merge):
-                squares = self._squares(x)
-                merged = squares.mean((-3, -2)) if step.how == "mean" else squares.flatten(-3)
-                x = merged.flatten(0, -2)
-            elif isinstance(step, Pool):
-                x = self._pool(x, step)
-            else:
-                weights = self._weights[step.name]
-                if isinstance(weights, RowNorm):
-                    x = weights(x)
-                else:
-                    x = x @ weights if isinstance(weights, Tensor) else weights(x, self._ops)
-        return x
-
-    def _pool(self, x: Tensor, step: Pool) -> Tensor:
-        wide = self._squares(x.float()).mean((-3, -2)).flatten(0, -2).mul_(step.factor)
-        if step.name:
-            bias, scale = (self._weights[f"{step.name}.{end}"] for end in ("bias", "scale"))
-            assert isinstance(bias, Tensor) and isinstance(scale, Tensor)
-            wide.sub_(bias).mul_(scale)
-        return wide.to(x.dtype)
 
 
 class Vit:
@@ -288,13 +53,14 @@ class Vit:
 
         self._ops = ops
         inner = gated(c.activation, ops) if c.gated else activation(c.activation, ops)
-        self._shared = _Shared(ops, c, inner, ops.rope)
+        self._shared = Shared(ops, c, inner, ops.rope)
         self.patch = Linear.make(3 * c.temporal * c.patch**2, c.hidden, c.patch_bias, make)
+        self.patch_norm = RowNorm(c.norm, c.norm_eps, c.hidden, make, ops) if c.patch_norm else None
         self.class_row = make(c.hidden) if c.class_row else None
         self.positions = make(c.position_rows, c.hidden) if c.position_rows else None
         self.pre_norm = RowNorm(c.norm, c.norm_eps, c.hidden, make, ops) if c.pre_norm else None
         self.blocks = [Block.make(c, make, ops) for _ in range(c.depth)]
-        self.project = Projector(c.steps, c.hidden * len(c.features), c.merge, squares, make, ops)
+        self._projector = Projector(c.steps, c.hidden * len(c.features), c.merge, squares, make, ops)
         self._levels = [Projector(steps, c.hidden, c.merge, squares, make, ops) for steps in c.level_steps]
 
     def slots(self) -> dict[str, Slot]:
@@ -302,24 +68,27 @@ class Vit:
         shape = (c.hidden, 3, *([c.temporal] if c.temporal > 1 else []), c.patch, c.patch)
         found["vision.patch.weight"] = Slot(self.patch.weight, None if c.by_pixel else shape)
         if self.class_row is not None:
-            found["vision.class_row"] = Slot(self.class_row)
+            found["vision.class_row"] = Slot(self.class_row, (1, 1, c.hidden) if c.batched else None)
         if self.positions is not None:
-            table = (2, c.grid, c.hidden) if c.positions == "axes" else None
-            found["vision.positions"] = Slot(self.positions, table)
-        found |= self.pre_norm.slots("vision.pre_norm") if self.pre_norm is not None else {}
+            axes = (2, c.grid, c.hidden) if c.positions == "axes" else None
+            found["vision.positions"] = Slot(self.positions, (1, *self.positions.shape) if c.batched else axes)
+        norms = {"vision.patch_norm": self.patch_norm, "vision.pre_norm": self.pre_norm}
+        for name, norm in norms.items():
+            found |= norm.slots(name) if norm is not None else {}
         for i, block in enumerate(self.blocks):
             found |= block.slots(f"vision.blocks.{i}", c)
-        for projector in (self.project, *self._levels):
+        for projector in (self._projector, *self._levels):
             found |= projector.slots()
         return found
 
     def multiplied(self) -> list[Tensor]:
         blocks = [weight for block in self.blocks[:1] for weight in block.multiplied()]
-        return [self.patch.weight, *blocks, *self.project.multiplied()]
+        return [self.patch.weight, *blocks, *self._projector.multiplied()]
 
     def embed(self, patches: Tensor) -> Tensor:
         """[rows, patch width] → [rows, hidden]."""
-        return self.patch(patches, self._ops)
+        x = self.patch(patches, self._ops)
+        return x if self.patch_norm is None else self.patch_norm(x)
 
     def run(
         self, x: Tensor, segments: Callable[[int], Segments], turns: Turns | None = None
@@ -338,6 +107,11 @@ class Vit:
                 taken[i + 1] = x if i + 1 == c.depth else x.clone()
         features = [taken[i] for i in c.features]
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1), deep
+
+    def project(self, features: Tensor) -> Tensor:
+        """[rows, hidden * features] → [tokens, the language model's width]."""
+        rows = self._projector(features)
+        return rows if self.config.scale == 1.0 else rows.mul_(self.config.scale)
 
 
 class _SquarePatches:
@@ -383,8 +157,9 @@ class SquareVision:
     def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         size, shape = self._vit.config.image_size, picture.pixels.shape
-        fits = len(shape) in (3, 4) and shape[-3:] == (size, size, 3) and shape[0] > 0
-        return len(self._squares(picture)) * self._vit.config.tokens if fits else None
+        n_squares = shape[0] if len(shape) == 4 else 1
+        fits = len(shape) in (3, 4) and shape[-3:] == (size, size, 3) and 0 < n_squares <= self._vit.config.squares
+        return n_squares * self._vit.config.square_tokens if fits else None
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """The embedding [squares * tokens, width] of each picture."""
@@ -472,10 +247,23 @@ def bilinear(table: Tensor, side: int, layout: PatchLayout) -> Tensor:
     return found
 
 
+def bicubic(table: Tensor, side: int, layout: PatchLayout) -> Tensor:
+    """The learned grid of positions, stretched over each picture with cubic polynomials, edges aligned, by
+    `grid_sample`: [rows, hidden] float32."""
+    at = (layout.places + 0.5) / layout.sizes * 2 - 1  # [rows, (row, column)], from -1 to 1
+    grid = table.float().view(side, side, -1).permute(2, 0, 1)[None]  # [1, hidden, side, side]
+    found = F.grid_sample(grid, at.flip(-1)[None, None], "bicubic", "border", align_corners=False)
+    return found[0, :, 0].T
+
+
 def axes(table: Tensor, side: int, layout: PatchLayout) -> Tensor:
-    """The sum of a patch's column's row and its row's row of the table: [rows, hidden]."""
+    """The sum of two rows of the table, for a patch's column and for its row: [rows, hidden]."""
     rows, columns = layout.places.long().unbind(1)
     return table[columns] + table[rows + side]
 
 
-_POSITIONS: dict[str, Callable[[Tensor, int, PatchLayout], Tensor]] = {"bilinear": bilinear, "axes": axes}
+_POSITIONS: dict[str, Callable[[Tensor, int, PatchLayout], Tensor]] = {
+    "bilinear": bilinear,
+    "bicubic": bicubic,
+    "axes": axes,
+}
