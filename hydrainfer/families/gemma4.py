@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -39,9 +40,9 @@ from hydrainfer.families.qwen_vl import frame_theta
 
 
 def _global(hf: Any, path: Path) -> Any:  # noqa: ARG001
-    """The configuration, whose fields outside `per_layer_config` are those of layers with a window."""
-    hf.allow_global_per_layer_attribute_access = True
-    return hf
+    """The configuration, whose fields outside `per_layer_config` are those of layers with a window. transformers warns
+    wherever one of these is read from its own object."""
+    return SimpleNamespace(**vars(hf), per_layer_config=hf.per_layer_config)
 
 
 def _own(hf: Any, path: Path) -> Mapping[str, Any]:

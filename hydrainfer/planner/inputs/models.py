@@ -54,6 +54,12 @@ def shape_of(name: str, dtype: str | None = None, quantization: Quantization = "
         value_dim=text.value_dim,
         local_kv_heads=text.local_kv_heads,
         experts=text.experts,
+        local_head_dim=text.local_head_dim,
+        reads=text.reads,
+        shared_intermediate=text.shared_intermediate,
+        keys_as_values=text.keys_as_values,
+        per_layer=text.per_layer,
+        per_layer_vocab=text.per_layer_vocab if text.per_layer else 0,
         vision=None if fit is None else model.vision.shape(text.hidden, fit),
         sees_whole=bool(model.sees_whole),
     )
