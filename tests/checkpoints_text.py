@@ -233,6 +233,8 @@ def settle_gemma(model) -> None:
                 module.embed_tokens_per_layer.weight.div_(module.hidden_size_per_layer_input**0.5)
             if hasattr(module, "per_expert_scale"):
                 module.per_expert_scale.copy_(torch.linspace(0.5, 1.5, module.per_expert_scale.numel()))
+                module.scale.add_(1.0)
+                module.proj.weight.mul_(module.hidden_size**0.5)  # else all experts are nearly equally likely
 
 
 def make_byte_level_tokenizer(context: int = 4096):

@@ -22,9 +22,12 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    BUDGETS,
     DEFAULT_BACKEND,
     GLM_BOUNDS,
     MAX_ASPECT,
+    BudgetSettings,
+    BudgetVideoSettings,
     ClipSettings,
     FrameTimes,
     GlmVideoSettings,
@@ -40,17 +43,20 @@ from hydrainfer.checkpoint.pixels import (
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
-from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Steps, TowerConfig
+from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Pool, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "BUDGETS",
     "DEFAULT_BACKEND",
     "GLM_BOUNDS",
     "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
     "Activation",
+    "BudgetSettings",
+    "BudgetVideoSettings",
     "ClipSettings",
     "Decoder",
     "Experts",
@@ -70,6 +76,7 @@ __all__ = [
     "PixelBounds",
     "PixelSettings",
     "PixtralSettings",
+    "Pool",
     "QwenSettings",
     "QwenVideoSettings",
     "Recurrence",

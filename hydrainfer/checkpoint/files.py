@@ -200,6 +200,7 @@ _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(_PROCESSORS, _OBJECT),
     **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "size", "crop_size"), maybe(SIDE)),
     **dict.fromkeys(("height", "width"), maybe(SIDE)),
+    **dict.fromkeys(("pooling_kernel_size", "max_soft_tokens"), maybe(SIDE)),
     **dict.fromkeys(("shortest_edge", "longest_edge", "min_pixels", "max_pixels"), _COUNT),
     **dict.fromkeys(("num_frames", "min_frames", "max_frames", "max_video_tokens"), _COUNT),
     **dict.fromkeys(_SWITCHES, maybe(instance(bool, "true or false"))),

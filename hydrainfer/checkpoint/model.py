@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import msgspec
 
@@ -12,6 +12,8 @@ from hydrainfer.checkpoint.decoder import TextConfig
 from hydrainfer.checkpoint.fp8 import Fp8
 from hydrainfer.checkpoint.pixels import PixelBackend
 
+Sight = Literal["", "all", "windows"]
+"""The layers in which tokens of a picture see each other in both directions: none, all, or those with a window."""
 Fit = Callable[[int, int], int]
 """A function that returns the number of embedding tokens of a picture of this width and height in pixels."""
 REFERENCE = (1024, 768)
@@ -23,7 +25,8 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
     """The size of a vision tower and its projector, counting only layers that run. `row_weights`: weights that are
     multiplied with every patch; `token_weights`: with every embedding token. `rows_per_token`: patches per token.
     `window_rows`: patches that attend to each other, 0 for all of a picture; `full_layers`: number of layers without
-    windows, in which all patches of a picture do. `picture_tokens`: tokens of the largest picture."""
+    windows, in which all patches of a picture do. `picture_tokens`: tokens of the largest picture. `table_weights`:
+    weights that are only looked up."""
 
     layers: int
     hidden: int
@@ -33,6 +36,7 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
     picture_tokens: int
     window_rows: int = 0
     full_layers: int = 0
+    table_weights: int = 0
 
     @property
     def weights(self) -> int:
@@ -68,9 +72,9 @@ class VisionConfig(Protocol):
 class ModelConfig:
     """The description of a model for this engine. `vision` is the family's own `VisionConfig`, None for text-only
     models. `media_tokens`: ids of the placeholders of pictures and, if the model takes any, videos; `around`: ids of
-    the tokens before and after each. `sees_whole`: tokens of a picture see each other in both directions, so all of
-    them are computed at once. `dtype` is that of the saved weights, or of what those in FP8 were made from: `fp8`
-    describes these, None if the checkpoint has none."""
+    the tokens before and after each. `sees_whole`: where tokens of a picture see each other in both directions; if
+    anywhere, all of them are computed at once. `dtype` is that of the saved weights, or of what those in FP8 were made
+    from: `fp8` describes these, None if the checkpoint has none."""
 
     architecture: str
     text: TextConfig
@@ -78,8 +82,12 @@ class ModelConfig:
     media_tokens: tuple[int, ...]
     dtype: str
     around: tuple[int, ...] = ()
-    sees_whole: bool = False
+    sees_whole: Sight = ""
     fp8: Fp8 | None = None
+
+    def sees_whole_in(self, window: int) -> bool:
+        """Whether tokens of a picture see each other in layers with this window, 0 for none."""
+        return self.sees_whole == "all" or (self.sees_whole == "windows" and window > 0)
 
     def by(self, backend: PixelBackend) -> ModelConfig:
         """The description with pictures, if the model takes any, prepared by this backend. Raises `ConfigError` if it

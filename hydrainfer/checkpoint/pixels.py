@@ -43,6 +43,12 @@ class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
     mean: tuple[float, ...] = _MEAN
     std: tuple[float, ...] = _STD
 
+    @property
+    def arithmetic(self) -> Literal["scaled", "folded", "divided"]:
+        """The way to normalise in float32: "scaled" multiplies by `scale` before it subtracts the mean; "folded" has
+        mean and deviation multiplied by 1 / scale instead; "divided" divides by 1 / scale."""
+        return "folded" if self.backend == "torchvision" and self.std else "scaled"
+
     def by(self, backend: PixelBackend) -> Self:
         """The same preprocessing by another backend. Raises `ConfigError` if that lacks the filter."""
         if backend == "torchvision" and self.resample not in _FILTERS:
@@ -299,6 +305,82 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_tokens=given.get("max_video_tokens", 768 if told else 128_000),
             tokens_per_second=tokens_per_second,
         )
+
+
+BUDGETS = (70, 140, 280, 560, 1120)
+"""The numbers of tokens that Gemma 4 takes pictures of."""
+
+
+class BudgetSettings(PixelSettings, frozen=True, kw_only=True):
+    """The preprocessing of towers that take as many patches as fit `budget` tokens, as Gemma 4's. `patch`: side of a
+    patch in pixels; `merge` squared patches are one token. Pixels are between -1 and 1."""
+
+    patch: int = 16
+    merge: int = 3
+    budget: int = 280
+
+    @property
+    def arithmetic(self) -> Literal["scaled", "folded", "divided"]:
+        """As the reference's tower, which gets pixels times `scale`: from Pillow's backend in float64."""
+        return "scaled" if self.backend == "torchvision" else "divided"
+
+    @property
+    def factor(self) -> int:
+        """The side of a token's square, in pixels."""
+        return self.patch * self.merge
+
+    @property
+    def tokens(self) -> int:
+        """The rows of the largest picture, which a request may ask for."""
+        return max(BUDGETS)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], patch: int, merge: int, budget: int) -> BudgetSettings:
+        """Read the configuration of a picture or video preprocessor for a tower with these sizes. `budget`: the
+        default. Raises `CheckpointError`."""
+        wanted = given.get("patch_size", 16), given.get("pooling_kernel_size", 3)
+        if wanted != (patch, merge):
+            raise CheckpointError(
+                f"preprocessor_config.json has patch_size and pooling_kernel_size {wanted}, the vision tower "
+                f"{patch, merge}"
+            )
+        plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        found = tuple(given.get("image_mean", plain[0])), tuple(given.get("image_std", plain[1]))
+        if given.get("do_normalize", False) and found != plain:
+            raise CheckpointError(
+                "preprocessor_config.json: image_mean and image_std must be 0 and 1: the vision tower normalises"
+            )
+        if not given.get("do_resize", True):
+            raise CheckpointError("preprocessor_config.json: do_resize false is not supported; supported: true")
+        budget = given.get("max_soft_tokens", budget)
+        if budget not in BUDGETS:
+            known = ", ".join(map(str, BUDGETS))
+            raise CheckpointError(f"preprocessor_config.json: max_soft_tokens is {budget}; it must be one of {known}")
+        scale = stated(given, "rescale_factor", 1 / 255) if given.get("do_rescale", True) else 1.0
+        resample = stated(given, "resample", BICUBIC)
+        return cls(resample=resample, scale=scale, mean=_HALF, std=_HALF, patch=patch, merge=merge, budget=budget)
+
+
+class BudgetVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The preprocessing of videos as single frames, each with its time before it. `fps`: how many frames per second are
+    taken, else at most `num_frames` of the whole video. `start` and `end` are the texts around each frame."""
+
+    frames: BudgetSettings
+    num_frames: int | None = 32
+    fps: float | None = None
+    start: str = ""
+    end: str = ""
+
+    def by(self, backend: PixelBackend) -> BudgetVideoSettings:
+        """`PixelSettings.by` for frames."""
+        return msgspec.structs.replace(self, frames=self.frames.by(backend))
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], patch: int, merge: int) -> BudgetVideoSettings:
+        """Read the configuration of a video preprocessor. Raises `CheckpointError`."""
+        fps = given.get("fps")
+        num_frames = given.get("num_frames", 32) if fps is None else None
+        return cls(frames=BudgetSettings.read(given, patch, merge, 70), num_frames=num_frames, fps=fps)
 
 
 class GlmVideoSettings(QwenVideoSettings, frozen=True, kw_only=True):

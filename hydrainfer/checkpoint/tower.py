@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from hydrainfer.checkpoint.model import REFERENCE, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import PixelBackend, QwenVideoSettings
+from hydrainfer.checkpoint.pixels import BudgetVideoSettings, PixelBackend, QwenVideoSettings
 
 
 class Norm(NamedTuple):
     """A norm of each row. `name`: our name of its tensors. "layer" has a weight and a bias, "rms" a weight; of "rms+1"
-    the file holds the weight minus 1, and all is computed in float32."""
+    the file holds the weight minus 1, and all is computed in float32; "plain" is an RMS norm without a weight."""
 
     name: str
     eps: float
-    kind: Literal["layer", "rms", "rms+1"] = "layer"
+    kind: Literal["layer", "rms", "rms+1", "plain"] = "layer"
 
 
 class Matrix(NamedTuple):
@@ -54,7 +54,15 @@ class Merge(NamedTuple):
     how: Literal["beside", "unfolded", "mean"]
 
 
-Steps = tuple[Norm | Matrix | Gate | Activation | Merge, ...]
+class Pool(NamedTuple):
+    """The mean of the rows of a square of `TowerConfig.merge` patches, times `factor`. `name`: our name of the vectors
+    "bias" and "scale", by which it is then standardised as (x - bias) * scale; "" for none. All in float32."""
+
+    factor: float
+    name: str = ""
+
+
+Steps = tuple[Norm | Matrix | Gate | Activation | Merge | Pool, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +70,22 @@ class TowerConfig(VisionConfig):
     """A vision transformer over squares of `image_size` pixels, at most `squares` of a picture, or, if that is 0, over
     pictures and frames of any size.
 
-    **Patches** have a side of `patch` pixels and `temporal` frames. `patch_bias`: of their matrix, whose rows are
-    normalised if `patch_norm`. `positions`: a table that is added, for squares "learned", a row for each row; for any
-    size "bilinear" or "bicubic", a square of `grid` rows a side, stretched over each picture. `class_row`: one more row
-    before the patches of a square; `keep_class`: it is used, too. `batched`: in the files, positions and the class row
-    have a batch of one. `pre_norm`: a norm before the blocks.
+    **Patches** have a side of `patch` pixels and `temporal` frames; the files' matrix takes all red values, then green
+    and blue ones, or pixel after pixel (`by_pixel`). `patch_bias`: of their matrix, whose rows are normalised if
+    `patch_norm`. `positions`: a table that is added, for squares "learned", a row for each row; for any size "bilinear"
+    or "bicubic", a square of `grid` rows a side, stretched over each picture, or "axes", `grid` rows for columns, then
+    as many for rows. `class_row`: one more row before the patches of a square; `keep_class`: it is used, too.
+    `batched`: in the files, positions and the class row have a batch of one. `pre_norm`: a norm before the blocks.
 
     **Blocks**: `norm` is the kind of all norms, with `norm_eps`. `qkv_bias`, `out_bias`, `mlp_bias`: of the matrices.
-    `qk_norm`: an RMS norm of queries and keys, with `qk_eps`, before they are rotated, of each head by itself or of all
-    heads together ("row"). `gated`: the activation of one half of the MLP's first matrix is multiplied by the other
-    half. `layer_scale`: what attention and MLP add is multiplied by a vector. `fused`: queries, keys and values are one
-    tensor in the files. `rotation` of queries and keys by row and column with the base `theta`, for towers of any size:
-    "halves", those of all rows' frequencies, then of all columns'; "alternating", columns have the frequencies between
-    those of rows. `window`: side, in tokens, of the squares within
+    `clamped`: the files hold bounds for what goes into each matrix and what comes out. `qk_norm`: an RMS norm of
+    queries and keys, with `qk_eps`, before they are rotated, of each head by itself or of all heads together ("row");
+    `value_norm`: of each head of values, without a weight. `attention_scale`: of the scores, unless 0. `gated`: the
+    activation of one half of the MLP's first matrix is multiplied by the other half. `layer_scale`: what attention and
+    MLP add is multiplied by a vector; `sandwich`: it is normalised. `fused`: queries, keys and values are one tensor in
+    the files. `rotation` of queries and keys by row and column with the base `theta`, for towers of any size: "halves",
+    those of all rows' frequencies, then of all columns'; "alternating", columns have the frequencies between those of
+    rows; "axial", one half of a head by columns, the other by rows. `window`: side, in tokens, of the squares within
     which all layers but `full_layers` attend; 0 without windows.
 
     **Projector**: `features` are the hidden states that are used, 0 for the embeddings, i for the output of layer i;
@@ -97,10 +108,11 @@ class TowerConfig(VisionConfig):
     squares: int = 1
     temporal: int = 1
     merge: int = 1
-    videos: QwenVideoSettings | None = None
+    videos: QwenVideoSettings | BudgetVideoSettings | None = None
+    by_pixel: bool = False
     patch_bias: bool = False
     patch_norm: bool = False
-    positions: Literal["none", "learned", "bilinear", "bicubic"] = "none"
+    positions: Literal["none", "learned", "bilinear", "bicubic", "axes"] = "none"
     grid: int = 0
     class_row: bool = False
     keep_class: bool = False
@@ -112,10 +124,14 @@ class TowerConfig(VisionConfig):
     mlp_bias: bool = True
     qk_norm: Literal["none", "row", "head"] = "none"
     qk_eps: float = 1e-6
+    value_norm: bool = False
+    attention_scale: float = 0.0
+    clamped: bool = False
     gated: bool = False
     layer_scale: bool = False
+    sandwich: bool = False
     fused: bool = False
-    rotation: Literal["none", "halves", "alternating"] = "none"
+    rotation: Literal["none", "halves", "alternating", "axial"] = "none"
     theta: float = 10_000.0
     window: int = 0
     full_layers: tuple[int, ...] = ()
@@ -128,6 +144,13 @@ class TowerConfig(VisionConfig):
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+    @property
+    def position_rows(self) -> int:
+        """The rows of the table of positions."""
+        stretched = self.grid**2
+        rows = {"learned": self.square_rows, "bilinear": stretched, "bicubic": stretched, "axes": 2 * self.grid}
+        return rows.get(self.positions, 0)
 
     @property
     def depth(self) -> int:

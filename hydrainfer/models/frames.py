@@ -39,9 +39,14 @@ def alternating(head_dim: int, theta: float) -> Tensor:
     return torch.stack([every[0::2], every[1::2]])
 
 
-FREQUENCIES: dict[str, Callable[[int, float], Tensor]] = {"halves": halves, "alternating": alternating}
+FREQUENCIES: dict[str, Callable[[int, float], Tensor]] = {
+    "halves": halves,
+    "alternating": alternating,
+    "axial": halves,
+}
 """By `TowerConfig.rotation`: the frequencies of rows and columns, together [head_dim / 4] or one after the other [2,
 head_dim / 4]."""
+_CHANNELS_FIRST, _CHANNELS_LAST = (6, 8, 1, 4, 7), (6, 1, 4, 7, 8)
 
 
 class FrameTower(ABC):
@@ -144,7 +149,8 @@ class FrameTower(ABC):
             scaled = self._normalised(pixels).to(self.dtype)
             scaled = scaled.expand(t * c.temporal, -1, -1, -1) if t == 1 else scaled
             parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
-            parts = parts.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)  # [t, h, w, merge, merge, 3, temporal, patch, patch]
+            inner = _CHANNELS_LAST if c.by_pixel else _CHANNELS_FIRST
+            parts = parts.permute(0, 2, 5, 3, *inner)  # [t, h, w, merge, merge, 3, temporal, patch, patch]
             n = rows_of([picture.grid], self.cut)
             into[first : first + n].view(parts.shape).copy_(parts)
             first += n
@@ -164,7 +170,8 @@ class FrameTower(ABC):
         """The layout from `on`, which is `arranged.arrays` on the device. `longest`: the most rows per frame in a CUDA
         graph."""
         order = on.get("order")
-        turns = (on["places"][..., None] * self._inverse).flatten(1)  # [rows, head_dim / 2]
+        places = on["places"].flip(1) if self.config.rotation == "axial" else on["places"]  # columns come first
+        turns = (places[..., None] * self._inverse).flatten(1)  # [rows, head_dim / 2]
         if order is not None:
             turns = turns.unflatten(0, (-1, self.config.merge**2))[order].flatten(0, 1)
         return PatchLayout(

@@ -154,10 +154,11 @@ def _copy(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
             into[first : first + len(rows)].take(rows)
         return
     flat = into.view(-1)  # slots are whole rows of a fused weight, so contiguous
-    if flat.device.type == "cpu" and flat.dtype == PLAIN.get(stored.dtype) and not stored.heads and not slot.pairs:
+    plain = not (stored.heads or slot.pairs or slot.quarters)
+    if flat.device.type == "cpu" and flat.dtype == PLAIN.get(stored.dtype) and plain:
         read_into(file, stored.offset, flat.view(torch.uint8).numpy().data)
     else:
-        for first, rows in pieces(file, stored, slot.pairs):
+        for first, rows in pieces(file, stored, slot.pairs, slot.quarters):
             flat[first * rows.shape[1] :][: rows.numel()].copy_(rows.view(-1))
     if slot.plus + stored.plus:
         flat.add_(slot.plus + stored.plus)

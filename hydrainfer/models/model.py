@@ -153,7 +153,7 @@ def attentions_of(config: ModelConfig, role: Role, dtype: torch.dtype, block_tok
             block_tokens=block_tokens,
             window=spec.window,
             sinks=text.has_sinks(spec.layers[0]),
-            whole=config.sees_whole,
+            whole=config.sees_whole_in(spec.window),
         )
         for spec in specs
         if spec.paged and spec is not embed

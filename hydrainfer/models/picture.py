@@ -32,16 +32,17 @@ class Normalising:
     those of transformers' image processor with the same backend."""
 
     def __init__(self, settings: PixelSettings, device: torch.device) -> None:
-        self._scale, self._normalises = settings.scale, bool(settings.std)
-        self._folds = settings.backend == "torchvision" and self._normalises
+        self._scale, self._how, self._normalises = settings.scale, settings.arithmetic, bool(settings.std)
         self._mean, self._std = (torch.tensor(given, device=device) for given in (settings.mean, settings.std))
-        if self._folds:
+        if self._how == "folded":
             self._mean, self._std = (given * (1.0 / settings.scale) for given in (self._mean, self._std))
 
     def __call__(self, pixels: Tensor) -> Tensor:
         wide = pixels.float()
-        if not self._folds:
+        if self._how == "scaled":
             wide.mul_(self._scale)
+        elif self._how == "divided":
+            wide.div_(1.0 / self._scale)
         if self._normalises:
             wide.sub_(self._mean).div_(self._std)
         return wide

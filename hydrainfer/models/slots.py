@@ -15,7 +15,9 @@ Weight = Tensor | Int8Weight
 class Slot(NamedTuple):
     """The place of one checkpoint tensor. `into` receives it; `shape` is the tensor's shape if that differs from
     `into`'s. `plus` is added to what was read. `pairs` (head, rotated): the tensor's rows are heads of so many rows, of
-    which the first `rotated` are rotated by pairs of neighbours, here by pairs of a row of each half.
+    which the first `rotated` are rotated by pairs of neighbours, here by pairs of a row of each half. `quarters`: the
+    tensor's rows are heads of so many rows, each half of which is rotated by pairs of a row of each quarter; so the
+    second and third quarters change places here.
 
     `how`: "": the tensor has `into`'s layout; "stacked", "transposed": it holds matrices [out, in] or [in, out] one
     after the other; "mxfp4", "mxfp4 scales": it is one of an MXFP4 weight's two tensors, of which the scales are read
@@ -25,6 +27,7 @@ class Slot(NamedTuple):
     shape: tuple[int, ...] | None = None
     plus: float = 0.0
     pairs: tuple[int, int] | None = None
+    quarters: int = 0
     how: Literal["", "stacked", "transposed", "mxfp4", "mxfp4 scales"] = ""
 
     @property

@@ -36,14 +36,16 @@ def weight_headers(path: Path) -> dict[Path, list[StoredTensor]]:
     return found
 
 
-def pieces(file: FileIO, stored: StoredTensor, pairs: tuple[int, int] | None = None) -> Iterator[tuple[int, Tensor]]:
+def pieces(
+    file: FileIO, stored: StoredTensor, pairs: tuple[int, int] | None = None, quarters: int = 0
+) -> Iterator[tuple[int, Tensor]]:
     """The rows of a tensor in pieces: the index of a piece's first row, and the rows [rows, row], in the dtype they are
-    stored in or, if quantised, in float32. A piece is valid until the next one, and holds whole heads. `pairs`: see
-    `Slot`. Raises `CheckpointError`."""
+    stored in or, if quantised, in float32. A piece is valid until the next one, and holds whole heads. `pairs`,
+    `quarters`: see `Slot`. Raises `CheckpointError`."""
     n_rows, n_values = (stored.shape or (1,))[0], math.prod(stored.shape[1:])
     if stored.heads:  # llama.cpp rotates neighbours
         pairs = n_rows // stored.heads, n_rows // stored.heads
-    per_head = pairs[0] if pairs else 1
+    per_head = pairs[0] if pairs else quarters or 1
     plain = PLAIN.get(stored.dtype)
     row_bytes = stored.n_bytes // max(1, n_rows)
     step = min(n_rows, max(1, _PIECE_VALUES // max(1, n_values * per_head)) * per_head)
@@ -61,6 +63,8 @@ def pieces(file: FileIO, stored: StoredTensor, pairs: tuple[int, int] | None = N
             turned, rest = rows.view(-1, per_head, rows.shape[1]).split([pairs[1], per_head - pairs[1]], 1)
             turned = turned.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
             rows = torch.cat([turned, rest], 1).flatten(0, 1)
+        if quarters:
+            rows = rows.view(-1, 2, 2, quarters // 4, rows.shape[1]).transpose(1, 2).flatten(0, 3)
         yield first, rows
 
 

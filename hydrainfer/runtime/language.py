@@ -261,7 +261,7 @@ class LanguageRunner:
             slots=on[f"{spec.name}.slots"],
             starts=on["starts"],
             window=spec.window,
-            spans=paged.spans,
+            spans=paged.spans if self._model.config.sees_whole_in(spec.window) else (),
             captured=Captured(spec.name, n, n * spec.blocks_for(context)) if captured else None,
             skips=captured and bool(p.scanned),
             shares=p.shares,

@@ -13,7 +13,7 @@ from hydrainfer.families import read_config
 from hydrainfer.models import PatchedPicture
 from hydrainfer.models.decoder import Decoder
 from hydrainfer.models.lfm3_tower import Lfm3Vision
-from hydrainfer.models.vit import Block
+from hydrainfer.models.vit_parts import Block
 from tests.cuda.fake import fake_cuda
 from tests.cuda.test_path import MODELS, PICTURES, FakeRig, decode, kernels
 

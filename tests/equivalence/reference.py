@@ -34,11 +34,11 @@ def choices(model) -> Iterator[Callable[[], list[float]]]:
         scores = out[0].float()
         if hasattr(router, "e_score_correction_bias"):
             scores = scores.sigmoid() + router.e_score_correction_bias
-        elif not hasattr(router, "bias"):  # GPT-OSS chooses by scores
-            scores = scores.softmax(-1)
+        elif not hasattr(router, "bias") and not hasattr(router, "proj"):  # GPT-OSS chooses by scores, Gemma 4 gives
+            scores = scores.softmax(-1)  # probabilities
         seen.setdefault(router, []).append(_gap(scores, router))
 
-    routers = [m for m in model.modules() if type(m).__name__.lower().endswith("topkrouter")]
+    routers = [m for m in model.modules() if type(m).__name__.lower().endswith(("topkrouter", "textrouter"))]
     hooks = [m.register_forward_hook(watch) for m in routers]
     try:
         yield lambda: torch.stack([torch.cat(gaps) for gaps in seen.values()]).amin(0).tolist() if seen else []
@@ -57,7 +57,8 @@ def _gap(scores: torch.Tensor, router) -> torch.Tensor:
         least = best[:, -2] - best[:, -1]
         kept = torch.zeros_like(of_groups).scatter_(1, of_groups.topk(router.topk_group).indices, 1.0)
         scores = grouped.masked_fill(kept[..., None] == 0, -torch.inf).flatten(1)
-    best = scores.topk(router.top_k + 1).values
+    top_k = router.config.top_k_experts if hasattr(router, "proj") else router.top_k
+    best = scores.topk(top_k + 1).values
     return torch.minimum(least, best[:, -2] - best[:, -1])
 
 

@@ -36,9 +36,7 @@ def forced(rig: Rig, request: Request, store: PixelStore) -> torch.Tensor:
     p = pack_tokens(work, language._tables, rig.embeds.spec, language._rotary, language._sums)
     with torch.inference_mode():
         on = upload(language.arrays(p), language.device)
-        x = rig.model.embed(on["ids"])
-        deep = language._place_embeddings(on, x)
-        found = rig.model.logits(rig.model.forward(x, on["positions"], language.caches(p, on), deep=deep))
+        found = rig.model.logits(language._whole(on, language.caches(p, on)))
     rig.caches.release(lease)
     return found
 

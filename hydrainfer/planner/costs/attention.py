@@ -36,7 +36,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class Grouped(Attention, frozen=True, kw_only=True):
     """Attention with keys and values per head, which groups of query heads share (GQA). `window`: how many tokens a
-    token sees, 0 for all; `gate_dim`: gates of each head."""
+    token sees, 0 for all; `gate_dim`: gates of each head. `keys_as_values`: no weights compute values."""
 
     heads: int
     kv_heads: int
@@ -44,10 +44,12 @@ class Grouped(Attention, frozen=True, kw_only=True):
     value_dim: int
     window: int = 0
     gate_dim: int = 0
+    keys_as_values: bool = False
 
     def weights(self, hidden: int) -> int:
         each = self.key_dim + self.value_dim
-        return ((self.heads + self.kv_heads) * each + self.heads * self.gate_dim) * hidden
+        saved = self.kv_heads * self.value_dim * self.keys_as_values
+        return ((self.heads + self.kv_heads) * each - saved + self.heads * self.gate_dim) * hidden
 
     def cache_bytes(self, tokens: int, item_bytes: int) -> int:
         kept = min(tokens, self.window) if self.window else tokens

@@ -113,7 +113,7 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def decoder_of(shape: ModelShape) -> DecoderShape:
-    """The decoder of a model that HydraInfer serves, without its vision tower."""
+    """The decoder of a model that HydraInfer serves, without its vision tower and per-layer embeddings."""
     return DecoderShape(
         name=shape.name,
         hidden=shape.hidden,
@@ -128,22 +128,25 @@ def decoder_of(shape: ModelShape) -> DecoderShape:
 def _layer_of(shape: ModelShape, i: int) -> Layers:
     e = shape.experts
     attention = _attention_of(shape, i)
+    width = shape.mlp_width(i)
     if e is None or not e.layers[i]:
-        return Layers(count=1, attention=attention, width=shape.intermediate)
+        return Layers(count=1, attention=attention, width=width)
+    width = e.shared + (width if e.router == "scaled" else 0)
     return Layers(
-        count=1, attention=attention, width=e.shared, experts=e.count, chosen=e.chosen, expert_width=e.intermediate
+        count=1, attention=attention, width=width, experts=e.count, chosen=e.chosen, expert_width=e.intermediate
     )
 
 
 def _attention_of(shape: ModelShape, i: int) -> AnyAttention:
     r = shape.recurrence
     if r is None or shape.attends(i):
-        value_dim = shape.value_dim or shape.head_dim
+        key_dim, value_dim = shape.head_dims(i)
         return Grouped(
             heads=shape.heads,
-            kv_heads=shape.kv_width(i) // (shape.head_dim + value_dim),
-            key_dim=shape.head_dim,
+            kv_heads=shape.kv_width(i) // (key_dim + value_dim),
+            key_dim=key_dim,
             value_dim=value_dim,
+            keys_as_values=shape.keys_as_values and not shape.seen[i],
             window=shape.seen[i],
             gate_dim=shape.gate_dim,
         )

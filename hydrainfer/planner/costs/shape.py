@@ -37,7 +37,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     `heads`: number of query heads; `head_dim`: of queries, keys and values, except that values have `value_dim` unless
     it is 0. The MLP is gated; `experts`: what some layers have in its place. `context`: longest sequence in tokens.
     `deepstack`: levels of picture features beside the embedding. `windows`: for each layer, how many tokens a token
-    attends to, 0 for all; () if no layer has a window. Layers with a window have `local_kv_heads`, unless that is 0.
+    attends to, 0 for all; () if no layer has a window. Layers with a window have `local_kv_heads` and `local_head_dim`,
+    unless these are 0. `reads`, `shared_intermediate`, `keys_as_values`, `per_layer`, `per_layer_vocab`: as in
+    `TextConfig`.
     `recurrence`: describes the layers without attention; `gate_dim`: gates of each head in the layers with attention.
     `sees_whole`: as in `ModelConfig`. `weights`: how the weights of the decoder's layers are stored. Token table, head
     and tower stay in `dtype`, and so does all arithmetic, as kernels unpack weights while they read them.
@@ -64,6 +66,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     recurrence: Recurrence | None = None
     gate_dim: int = 0
     vision: VisionShape | None = None
+    local_head_dim: int = 0
+    reads: tuple[int, ...] = ()
+    shared_intermediate: int = 0
+    keys_as_values: bool = False
+    per_layer: int = 0
+    per_layer_vocab: int = 0
     sees_whole: bool = False
     weights: Weights = "as-dtype"
     quantization: Quantization = "none"
@@ -81,29 +89,60 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def head_bytes(self) -> float:
         return self.head_weights * (self.item_bytes if self.quantization == "none" else WEIGHT_BYTES["int8"])
 
-    def kv_width(self, layer: int) -> int:
-        """The number of values in one token's keys and values in this layer; 0 in a layer without attention."""
+    def cache_of(self, layer: int) -> int:
+        """The layer whose keys and values this layer attends to."""
+        return self.reads[layer] if self.reads else layer
+
+    @property
+    def n_own(self) -> int:
+        """The number of layers with keys and values of their own, or a state; the others follow behind them."""
+        return sum(i == self.cache_of(i) for i in range(self.layers))
+
+    def head_dims(self, layer: int) -> tuple[int, int]:
+        """The widths of a layer's query and key heads, and of its value heads."""
+        local = self.local_head_dim if self.seen[layer] else 0
+        return local or self.head_dim, local or self.value_dim or self.head_dim
+
+    def read_width(self, layer: int) -> int:
+        """The number of values in one token's keys and values that this layer reads; 0 in a layer without attention."""
         if not self.attends(layer):
             return 0
         kv_heads = self.local_kv_heads if self.local_kv_heads and self.seen[layer] else self.kv_heads
-        return kv_heads * (self.head_dim + (self.value_dim or self.head_dim))
+        return kv_heads * sum(self.head_dims(layer))
+
+    def kv_width(self, layer: int) -> int:
+        """`read_width` of a layer with keys and values of its own, else 0."""
+        return self.read_width(layer) if self.cache_of(layer) == layer else 0
 
     def key_weights(self, layer: int) -> int:
         """The number of weights that compute this layer's keys and values."""
-        return self.kv_width(layer) * self.hidden
+        weights, (key_dim, value_dim) = self.kv_width(layer) * self.hidden, self.head_dims(layer)
+        alone = self.keys_as_values and not self.seen[layer]
+        return weights * key_dim // (key_dim + value_dim) if alone else weights
+
+    def pair_flops(self, layer: int) -> int:
+        """FLOPs of a query and a key in this layer."""
+        return 2 * self.heads * sum(self.head_dims(layer))
 
     def layer_weights(self, layer: int, *, used: bool = False) -> int:
         """The number of weights of this layer; `used`: only those that one token is multiplied with."""
-        mixed = self.heads * (self.head_dim + (self.value_dim or self.head_dim)) * self.hidden  # queries and output
-        mixed += self.heads * self.gate_dim * self.hidden
+        mixed = self.heads * sum(self.head_dims(layer)) * self.hidden  # queries and output
+        mixed += self.heads * self.gate_dim * self.hidden + 2 * self.per_layer * self.hidden
         if self.recurrence is not None and not self.attends(layer):
             mixed = self.recurrence.weights(self.hidden)
         e = self.experts
-        width = self.intermediate
+        width = self.mlp_width(layer)
         if e is None or not e.layers[layer]:
             return self.key_weights(layer) + mixed + 3 * self.hidden * width
+        if e.router == "scaled":
+            mixed += 3 * self.hidden * width
         width = e.shared + (e.chosen if used else e.count) * e.intermediate
         return self.key_weights(layer) + mixed + self.hidden * (e.count + 3 * width)
+
+    def mlp_width(self, layer: int) -> int:
+        """The width of the MLP of a layer without experts, or beside them."""
+        shared = self.cache_of(layer) != layer
+        return (shared and self.shared_intermediate) or self.intermediate
 
     @property
     def expert_weights(self) -> int:
@@ -118,10 +157,20 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.vocab * self.hidden
 
     @property
+    def input_weights(self) -> int:
+        """The number of weights that make all layers' inputs of hidden states, in models with per-layer embeddings."""
+        return self.layers * self.per_layer * self.hidden
+
+    @property
+    def table_weights(self) -> int:
+        """The number of weights of the table of per-layer embeddings, of which a batch reads only some rows."""
+        return self.per_layer_vocab * self.layers * self.per_layer
+
+    @property
     def step_weights(self) -> int:
         """The number of weights of all layers and the head. A language batch reads all of them except experts that are
-        not chosen. The token table is not included, as a batch reads only some of its rows."""
-        return sum(map(self.layer_weights, range(self.layers))) + self.head_weights
+        not chosen. The token tables are not included, as a batch reads only some of their rows."""
+        return sum(map(self.layer_weights, range(self.layers))) + self.input_weights + self.head_weights
 
     @property
     def step_bytes(self) -> float:
@@ -167,6 +216,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of the keys and values in all windows of one request."""
         return sum(self.kv_width(i) * window for i, window in enumerate(self.seen)) * self.item_bytes
 
+    def read_bytes(self, *, windows: bool) -> int:
+        """Bytes of keys and values that all layers read: for each token of the context or, with `windows`, in all
+        windows."""
+        widths = [(self.read_width(i), window) for i, window in enumerate(self.seen)]
+        return sum(width * (window if windows else not window) for width, window in widths) * self.item_bytes
+
     @property
     def embed_width(self) -> int:
         return self.hidden * (1 + self.deepstack)
@@ -175,45 +230,47 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of the weights that an instance of this role loads, without norms and biases (less than 1 %)."""
         n = 0.0
         if self.vision is not None and role.runs(Stage.ENCODE):
-            n += self.vision.weights * self.item_bytes
+            n += (self.vision.weights + self.vision.table_weights) * self.item_bytes
         if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
             n += self.step_bytes + (0 if self.tied else self.head_weights) * self.item_bytes
+            n += self.table_weights * self.item_bytes
         return n
 
 
 def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     """The roofline of every stage, with the shares of the peaks and the overheads that `hardware` assumes.
 
-    A prefilled token passes all layers, but in the last one only its keys and values are computed; the one sampled row
-    of a prompt is not counted. Half of a prompt's query-key pairs are masked, and kernels skip them. (Chunks after the
-    first have fewer masked pairs, so up to half of their attention is not counted, which is 1 to 3 % of a 7B model's
-    chunk.) A window counts as full even where the context is shorter. Raises `ConfigError` if the heads cannot be
-    divided over a group.
+    A prefilled token passes all layers, but in the last one with a cache of its own only its keys and values are
+    computed, and nothing behind it; the one sampled row of a prompt is not counted. Half of a prompt's query-key pairs
+    are masked, and kernels skip them. (Chunks after the first have fewer masked pairs, so up to half of their attention
+    is not counted, which is 1 to 3 % of a 7B model's chunk.) A window counts as full even where the context is shorter.
+    Raises `ConfigError` if the heads cannot be divided over a group.
     """
     _check_group(shape, hardware)
     bytes_per_s = hardware.traffic_bytes_per_s
     flops_per_s = hardware.language_flops_per_s
     used = [shape.layer_weights(i, used=True) for i in range(shape.layers)]
-    prefill_weights = sum(used[:-1]) + shape.key_weights(shape.layers - 1)
-    pair_flops = 2 * shape.heads * (shape.head_dim + (shape.value_dim or shape.head_dim))
-    seen = [window for i, window in enumerate(shape.seen) if shape.attends(i)]
-    prefill_seen = seen[:-1] if shape.attends(shape.layers - 1) else seen
+    last = shape.n_own - 1
+    prefill_weights = sum(used[:last]) + shape.key_weights(last) + shape.input_weights
+    seen = [(shape.pair_flops(i), window) for i, window in enumerate(shape.seen) if shape.attends(i)]
+    before = [(shape.pair_flops(i), window) for i, window in enumerate(shape.seen[:last]) if shape.attends(i)]
     e = shape.experts
-    in_windows = sum(seen)
     cost = CostModel(
         encode_base_s=hardware.encode_base_s if shape.vision else 0.0,
         encode_image_s=0.0,
         step_base_s=hardware.step_base_s,
-        prefill_token_s=(2 * prefill_weights + shape.scan_flops + pair_flops * sum(prefill_seen)) / flops_per_s,
-        prefill_attention_s=pair_flops / 2 * prefill_seen.count(0) / flops_per_s,
-        decode_token_s=(2 * (sum(used) + shape.head_weights) + shape.scan_flops + pair_flops * in_windows)
+        prefill_token_s=(2 * prefill_weights + shape.scan_flops + _in_windows(before)) / flops_per_s,
+        prefill_attention_s=_in_full(before) / 2 / flops_per_s,
+        decode_token_s=(
+            2 * (sum(used) + shape.input_weights + shape.head_weights) + shape.scan_flops + _in_windows(seen)
+        )
         / flops_per_s,
-        decode_context_s=pair_flops * seen.count(0) / flops_per_s,
+        decode_context_s=_in_full(seen) / flops_per_s,
         weights_s=(shape.step_bytes - shape.expert_bytes) / bytes_per_s,
         experts_s=shape.expert_bytes / bytes_per_s,
         expert_share=0.0 if e is None else e.chosen / e.count,
-        context_s=shape.kv_token_bytes / bytes_per_s,
-        sequence_s=(shape.window_bytes + 2 * shape.state_bytes) / bytes_per_s,
+        context_s=shape.read_bytes(windows=False) / bytes_per_s,
+        sequence_s=(shape.read_bytes(windows=True) + 2 * shape.state_bytes) / bytes_per_s,
     )
     v = shape.vision
     if v is None:
@@ -235,6 +292,16 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
         prefill_overlap_slowdown=TAKE_TURNS,  # both are bound by arithmetic
     )
     return _of_group(cost, shape, hardware)
+
+
+def _in_windows(layers: list[tuple[int, int]]) -> int:
+    """FLOPs of one token with its windows, in layers by (FLOPs of a pair, window)."""
+    return sum(flops * window for flops, window in layers)
+
+
+def _in_full(layers: list[tuple[int, int]]) -> int:
+    """FLOPs of a pair in all layers without a window."""
+    return sum(flops for flops, window in layers if not window)
 
 
 def _check_group(shape: ModelShape, hardware: Hardware) -> None:
@@ -341,6 +408,8 @@ def blocks_of(shape: ModelShape, hardware: Hardware, role: Role) -> dict[CacheSp
         dtype=shape.dtype,
         longest_span=shape.vision.picture_tokens if shape.vision is not None and shape.sees_whole else 0,
         state=None if shape.recurrence is None else shape.recurrence.state,
+        local_head_dim=shape.local_head_dim,
+        n_own=shape.n_own,
     )
     wishes = Wishes(0 if shape.vision is None else shape.vision.picture_tokens, 0, None, shape.context)
     sizes = size_caches(specs, wishes, left)

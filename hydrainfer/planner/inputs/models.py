@@ -54,8 +54,14 @@ def shape_of(name: str, dtype: str | None = None, quantization: Quantization = "
         value_dim=text.value_dim,
         local_kv_heads=text.local_kv_heads,
         experts=text.experts,
+        local_head_dim=text.local_head_dim,
+        reads=text.reads,
+        shared_intermediate=text.shared_intermediate,
+        keys_as_values=text.keys_as_values,
+        per_layer=text.per_layer,
+        per_layer_vocab=text.per_layer_vocab if text.per_layer else 0,
         vision=None if fit is None else model.vision.shape(text.hidden, fit),
-        sees_whole=model.sees_whole,
+        sees_whole=bool(model.sees_whole),
     )
 
 
@@ -75,7 +81,7 @@ def prompts_of(name: str) -> PromptRules:
         picture=_fit(parsed.model),
         text=_exactly(load_description(path, parsed=parsed)) if written else roughly,
         n_context=parsed.model.text.context,
-        whole=parsed.model.sees_whole,
+        whole=bool(parsed.model.sees_whole),
         inner=_inner(parsed.model),
     )
 

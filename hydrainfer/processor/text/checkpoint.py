@@ -183,8 +183,9 @@ def _image_input(path: Path, config: ModelConfig, tokenizer: Any) -> ImageInput 
     family = family_of(config)
     row_id = config.media_tokens[0 if family.framed_videos else -1]
     video = VideoInput(videos, texts[1], config.media_tokens[1], row_id) if videos is not None else None
-    mark = around[0] if family.frame else ""
-    framed = family.frame.format(start=mark, picture=texts[0], end=around[-1]) if mark else ""
+    parts = {"start": around[0] if around else "", "picture": texts[0], "end": around[-1] if around else ""}
+    mark = family.mark.format(**parts) if family.frame else ""
+    framed = family.frame.format(**parts)
     return ImageInput(adapter, texts[0], config.media_tokens[0], (*around, *marks), video, mark, framed)
 
 

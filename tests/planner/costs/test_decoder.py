@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cpu
 N = 32_768
 BF16 = 2
 SERVED = (
-    *("llava-1.5-7b", "llama-3.1-8b", "gemma-3-4b", "lfm3-vl-2b", "glm-4.6v-flash"),
+    *("llava-1.5-7b", "llama-3.1-8b", "gemma-3-4b", "lfm3-vl-2b", "glm-4.6v-flash", "gemma-4-26b-a4b", "gemma-4-31b"),
     *("gpt-oss-20b", "mimo-v2-flash", "qwen3-next-80b-a3b", "qwen3.5-9b"),
 )
 LATENT = Latent(heads=64, rank=512, rope_dim=64, nope_dim=128, value_dim=128, q_rank=1536)
@@ -59,8 +59,8 @@ def test_flops_are_those_of_the_roofline_but_for_what_it_rounds(name):
     skipped = 2 * N * (alone.used_weights - shape.key_weights(shape.layers - 1))
     if isinstance(last, Grouped):
         skipped += last.flops(N, 0)
-    pair = 2 * shape.heads * (shape.head_dim + (shape.value_dim or shape.head_dim))
-    rounded = sum(pair * window**2 / 2 for i, window in enumerate(shape.seen[:-1]) if shape.attends(i))
+    windows = [(shape.pair_flops(i), window) for i, window in enumerate(shape.seen[:-1]) if shape.attends(i)]
+    rounded = sum(pair * window**2 / 2 for pair, window in windows)
     roofline = (cost.prefill_token_s * N + cost.prefill_attention_s * N**2) * device.language_flops_per_s
     assert decoder.flops(N) - skipped + rounded == pytest.approx(roofline, rel=1e-9)
 

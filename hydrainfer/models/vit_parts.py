@@ -1,0 +1,279 @@
+"""The parts of a vision transformer: norms, matrices, blocks, and the steps of a projector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hydrainfer.checkpoint import Activation, Gate, Matrix, Merge, Norm, Pool, Steps, TowerConfig
+from hydrainfer.models.activations import activation, gated
+from hydrainfer.models.slots import Slot
+from hydrainfer.ops import OpSet, Segments
+
+Make = Callable[..., Tensor]
+Turns = tuple[Tensor, Tensor]
+"""The cosines and sines of each row, [rows, head_dim / 2] float32."""
+
+
+class RowNorm:
+    """A norm of each row."""
+
+    def __init__(self, kind: str, eps: float, width: int, make: Make, ops: OpSet) -> None:
+        self._kind, self._eps, self._ops = kind, eps, ops
+        self.width = width
+        self.weight = None if kind == "plain" else make(width, **({"dtype": torch.float32} if kind == "rms+1" else {}))
+        self.bias = make(width) if kind == "layer" else None
+
+    def slots(self, name: str) -> dict[str, Slot]:
+        if self.weight is None:
+            return {}
+        found = {f"{name}.weight": Slot(self.weight, plus=float(self._kind == "rms+1"))}
+        return found if self.bias is None else found | {f"{name}.bias": Slot(self.bias)}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shape = (self.width,)
+        if self.weight is None:
+            return F.rms_norm(x.float(), shape, eps=self._eps).to(x.dtype)
+        if self._kind == "layer":
+            return F.layer_norm(x, shape, self.weight, self.bias, self._eps)
+        if self._kind == "rms+1":
+            return F.rms_norm(x.float(), shape, self.weight, self._eps).to(x.dtype)
+        return self._ops.rms_norm(x, self.weight, self._eps)
+
+
+class Linear(NamedTuple):
+    """A matrix [out, in] and its bias. `bounds` [4]: the least and greatest number that goes in, and that comes out."""
+
+    weight: Tensor
+    bias: Tensor | None
+    bounds: Tensor | None = None
+
+    @classmethod
+    def make(cls, inner: int, outer: int, bias: bool, make: Make, clamped: bool = False) -> Linear:
+        return cls(make(outer, inner), make(outer) if bias else None, make(4) if clamped else None)
+
+    def slots(self, *names: str) -> dict[str, Slot]:
+        """The slots of tensors that lie one after the other, equally large; of one, if there are bounds."""
+        found = dict(zip((f"{name}.weight" for name in names), map(Slot, self.weight.chunk(len(names)))))
+        if self.bias is not None:
+            found |= dict(zip((f"{name}.bias" for name in names), map(Slot, self.bias.chunk(len(names)))))
+        if self.bounds is not None:
+            (name,) = names
+            found |= {f"{name}.{bound}": Slot(at) for bound, at in zip(_BOUNDS, self.bounds)}
+        return found
+
+    def __call__(self, x: Tensor, ops: OpSet) -> Tensor:
+        """[rows, in] → [rows, out]."""
+        if self.bounds is None:
+            return ops.linear(x, self.weight, self.bias)
+        low, high, least, most = self.bounds
+        return ops.linear(x.clamp(low, high), self.weight, self.bias).clamp_(least, most)
+
+
+_BOUNDS = "input_min", "input_max", "output_min", "output_max"
+
+
+class Beside(NamedTuple):
+    """Matrices over the same rows, whose products lie beside each other: as one matrix, or several with bounds."""
+
+    parts: list[Linear]
+
+    @classmethod
+    def make(cls, n: int, inner: int, outer: int, bias: bool, make: Make, clamped: bool) -> Beside:
+        """`n` equally large matrices, together [outer, inner]."""
+        n = n if clamped else 1
+        return cls([Linear.make(inner, outer // n, bias, make, clamped) for _ in range(n)])
+
+    def slots(self, *names: str) -> dict[str, Slot]:
+        if len(self.parts) == 1:
+            return self.parts[0].slots(*names)
+        return {key: slot for part, name in zip(self.parts, names) for key, slot in part.slots(name).items()}
+
+    def __call__(self, x: Tensor, ops: OpSet) -> Tensor:
+        made = [part(x, ops) for part in self.parts]
+        return made[0] if len(made) == 1 else torch.cat(made, dim=1)
+
+
+class Shared(NamedTuple):
+    """What all blocks of a tower share."""
+
+    ops: OpSet
+    config: TowerConfig
+    activation: Callable[[Tensor], Tensor]
+    rotate: Callable[[Tensor, Tensor, Tensor], None]
+
+
+@dataclass(slots=True)
+class Block:
+    """One layer's weights. `qkv`: queries, keys and values; `heads_norms`: of queries, keys and values; `up`: if the
+    MLP is gated, the gate and what it gates. `scale_1`, `scale_2`: what is added is multiplied by a vector, or
+    normalised."""
+
+    norm_1: RowNorm
+    qkv: Beside
+    heads_norms: tuple[RowNorm, ...]
+    out: Linear
+    scale_1: Tensor | RowNorm | None
+    norm_2: RowNorm
+    up: Beside
+    down: Linear
+    scale_2: Tensor | RowNorm | None
+
+    @classmethod
+    def make(cls, c: TowerConfig, make: Make, ops: OpSet) -> Block:
+        inner, width = c.intermediate * (1 + c.gated), c.heads * c.head_dim
+
+        def norm() -> RowNorm:
+            return RowNorm(c.norm, c.norm_eps, c.hidden, make, ops)
+
+        def scale() -> Tensor | RowNorm | None:
+            if c.sandwich:
+                return norm()
+            return make(c.hidden) if c.layer_scale else None
+
+        normed = c.head_dim if c.qk_norm == "head" else width
+        kinds = ["rms", "rms", *(["plain"] if c.value_norm else [])] if c.qk_norm != "none" else []
+        return cls(
+            norm_1=norm(),
+            qkv=Beside.make(3, c.hidden, 3 * width, c.qkv_bias, make, c.clamped),
+            heads_norms=tuple(RowNorm(kind, c.qk_eps, normed, make, ops) for kind in kinds),
+            out=Linear.make(width, c.hidden, c.out_bias, make, c.clamped),
+            scale_1=scale(),
+            norm_2=norm(),
+            up=Beside.make(1 + c.gated, c.hidden, inner, c.mlp_bias, make, c.clamped),
+            down=Linear.make(c.intermediate, c.hidden, c.mlp_bias, make, c.clamped),
+            scale_2=scale(),
+        )
+
+    def slots(self, prefix: str, c: TowerConfig) -> dict[str, Slot]:
+        qkv = ("qkv",) if c.fused else ("q", "k", "v")
+        up = ("gate", "up") if c.gated else ("up",)
+        found = self.norm_1.slots(f"{prefix}.norm_1") | self.norm_2.slots(f"{prefix}.norm_2")
+        for linear, names in ((self.qkv, qkv), (self.out, ("out",)), (self.up, up), (self.down, ("down",))):
+            found |= linear.slots(*(f"{prefix}.{name}" for name in names))
+        for letter, norm in zip("qkv", self.heads_norms):
+            found |= norm.slots(f"{prefix}.{letter}_norm")
+        if c.rotation == "axial":
+            turned = {f"{prefix}.{name}.weight" for name in ("q", "k", "q_norm", "k_norm")} & set(found)
+            found |= {name: found[name]._replace(quarters=c.head_dim) for name in turned}
+        for name, scale in ((f"{prefix}.scale_1", self.scale_1), (f"{prefix}.scale_2", self.scale_2)):
+            if scale is not None:
+                found |= {name: Slot(scale)} if isinstance(scale, Tensor) else scale.slots(name)
+        return found
+
+    def multiplied(self) -> list[Tensor]:
+        return [linear.weight for linear in (*self.qkv.parts, self.out, *self.up.parts, self.down)]
+
+    def run(self, x: Tensor, segments: Segments, how: Shared, turns: Turns | None) -> None:
+        """Run this block over `x` [rows, hidden] in place."""
+        ops, c, heads = how.ops, how.config, how.config.heads
+        rows = self.qkv(self.norm_1(x), ops)
+        for part, norm in zip(rows.chunk(3, dim=1), self.heads_norms):
+            wide = part.unflatten(1, (-1, norm.width))  # each head, or all of them
+            wide.copy_(norm(wide.flatten(0, 1)).view(wide.shape))
+        qkv = rows.unflatten(1, (3 * heads, -1))  # [rows, 3 * heads, head_dim]
+        if turns is not None:
+            how.rotate(qkv[:, : 2 * heads], *turns)
+        q, k, v = qkv.split(heads, dim=1)
+        mixed = ops.attention_segments(q, k, v, segments, c.attention_scale or c.head_dim**-0.5)
+        _add(x, mixed.flatten(1), self.out, self.scale_1, ops)
+        inner = how.activation(self.up(self.norm_2(x), ops))
+        _add(x, inner, self.down, self.scale_2, ops)
+
+
+def _add(x: Tensor, rows: Tensor, linear: Linear, scale: Tensor | RowNorm | None, ops: OpSet) -> None:
+    """x += linear(rows), multiplied by `scale` or normalised by it, in place."""
+    if isinstance(scale, RowNorm):
+        x.add_(scale(linear(rows, ops)))
+    elif isinstance(scale, Tensor):
+        x.addcmul_(linear(rows, ops), scale)
+    elif linear.bounds is not None:
+        x.add_(linear(rows, ops))
+    else:
+        ops.linear_add(x, rows, linear.weight, linear.bias)
+
+
+class Projector:
+    """The steps from features to rows of the language model's width. `squares`: a function that gives rows [rows,
+    width] as a view of merge squares [..., merge, merge, width]."""
+
+    def __init__(
+        self, steps: Steps, width: int, merge: int, squares: Callable[[Tensor], Tensor], make: Make, ops: OpSet
+    ) -> None:
+        self._squares, self._ops = squares, ops
+        self._steps = steps
+        self._weights: dict[str, RowNorm | Linear | Tensor] = {}
+        self._merge = merge
+        self._activations: dict[Activation | Gate, Callable[[Tensor], Tensor]] = {}
+        for step in steps:
+            if isinstance(step, Norm):
+                self._weights[step.name] = RowNorm(step.kind, step.eps, width, make, ops)
+            elif isinstance(step, Matrix):
+                weight = make(width, step.width) if step.transposed else None
+                self._weights[step.name] = Linear.make(width, step.width, step.bias, make) if weight is None else weight
+                width = step.width
+            elif isinstance(step, Activation):
+                self._activations[step] = activation(step.name, ops)
+            elif isinstance(step, Gate):
+                self._activations[step] = gated(step.activation, ops)
+                self._weights[step.gate] = Linear.make(width, 2 * step.width, False, make)
+                width = step.width
+            elif isinstance(step, Merge) and step.how != "mean":
+                width *= merge**2
+            elif isinstance(step, Pool) and step.name:
+                self._weights |= {f"{step.name}.{end}": make(width) for end in ("bias", "scale")}
+
+    def slots(self) -> dict[str, Slot]:
+        found: dict[str, Slot] = {}
+        for step in self._steps:
+            if isinstance(step, Activation | Merge):
+                continue
+            if isinstance(step, Pool):
+                ends = [name for name in self._weights if step.name and name.startswith(f"{step.name}.")]
+                found |= {name: Slot(at) for name in ends if isinstance(at := self._weights[name], Tensor)}
+                continue
+            names = (step.gate, step.up) if isinstance(step, Gate) else (step.name,)
+            weights = self._weights[names[0]]
+            found |= {names[0]: Slot(weights)} if isinstance(weights, Tensor) else weights.slots(*names)
+            if isinstance(step, Matrix) and step.kernel:
+                assert isinstance(weights, Linear)
+                shape = step.width, weights.weight.shape[1] // self._merge**2, self._merge, self._merge
+                found[f"{step.name}.weight"] = Slot(weights.weight, shape)
+        return found
+
+    def multiplied(self) -> list[Tensor]:
+        return [weights.weight for weights in self._weights.values() if isinstance(weights, Linear)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, width] → [tokens, the language model's width]."""
+        for step in self._steps:
+            if isinstance(step, Activation):
+                x = self._activations[step](x)
+            elif isinstance(step, Merge):
+                squares = self._squares(x)  # [..., merge, merge, width]
+                squares = squares.movedim(-1, -3) if step.how == "unfolded" else squares
+                merged = squares.mean((-3, -2)) if step.how == "mean" else squares.flatten(-3)
+                x = merged.flatten(0, -2)
+            elif isinstance(step, Pool):
+                x = self._pool(x, step)
+            else:
+                weights = self._weights[step.gate if isinstance(step, Gate) else step.name]
+                if isinstance(weights, RowNorm):
+                    x = weights(x)
+                else:
+                    x = x @ weights if isinstance(weights, Tensor) else weights(x, self._ops)
+                x = self._activations[step](x) if isinstance(step, Gate) else x
+        return x
+
+    def _pool(self, x: Tensor, step: Pool) -> Tensor:
+        wide = self._squares(x.float()).mean((-3, -2)).flatten(0, -2).mul_(step.factor)
+        if step.name:
+            bias, scale = (self._weights[f"{step.name}.{end}"] for end in ("bias", "scale"))
+            assert isinstance(bias, Tensor) and isinstance(scale, Tensor)
+            wide.sub_(bias).mul_(scale)
+        return wide.to(x.dtype)
