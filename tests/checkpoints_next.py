@@ -20,21 +20,18 @@ def make_llava_next(
     template: str = TEMPLATE,
     config: dict | None = None,
     text_config: dict | None = None,
+    siglip: bool = False,
 ) -> Path:
-    """Write a checkpoint to `out` and return it. `config` and `text_config` override fields."""
+    """Write a checkpoint to `out` and return it. `config` and `text_config` override fields. `siglip`: over SigLIP, as
+    Granite Vision, not CLIP."""
     import torch
     import transformers
 
     out, tokenizer = Path(out), make_tokenizer()
-    vision = transformers.CLIPVisionConfig(
-        image_size=SIDE,
-        patch_size=14,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        projection_dim=64,
-    )
+    seen = {"image_size": SIDE, "patch_size": 14, "hidden_size": 64, "intermediate_size": 128}
+    seen |= {"num_hidden_layers": 3, "num_attention_heads": 2}
+    own = {"vision_use_head": False} if siglip else {"projection_dim": 64}
+    vision = getattr(transformers, "SiglipVisionConfig" if siglip else "CLIPVisionConfig")(**seen | own)
     decoder = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -103,7 +100,7 @@ def _save_processor(out: Path, tokenizer, template: str, config) -> None:
         tokenizer=tokenizer,
         patch_size=config.vision_config.patch_size,
         vision_feature_select_strategy=config.vision_feature_select_strategy,
-        num_additional_image_tokens=1,
+        num_additional_image_tokens=int(config.vision_config.model_type == "clip_vision_model"),
         chat_template=template,
     )
     save_processor(out, processor, "LlavaNextImageProcessor")

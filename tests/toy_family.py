@@ -3,13 +3,15 @@ One file describes them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import ModelConfig
-from hydrainfer.families.llava import FAMILIES, ClipConfig, llava
+from hydrainfer.checkpoint import ModelConfig, TowerConfig
+from hydrainfer.families.llava import FAMILIES, llava
 from hydrainfer.models import PatchedPicture
-from hydrainfer.models.llava import LlavaVision
+from hydrainfer.models.vit import SquareVision
 from hydrainfer.processor import ClipImages, InnerText, MediaItem
 
 
@@ -20,13 +22,13 @@ def pooled(rows: Tensor) -> Tensor:
     return F.avg_pool2d(grid, 2).flatten(2).transpose(1, 2)
 
 
-class PooledConfig(ClipConfig):
+class PooledConfig(TowerConfig):
     @property
-    def tokens(self) -> int:
+    def square_tokens(self) -> int:
         return self.patches // 4
 
 
-class PooledVision(LlavaVision):
+class PooledVision(SquareVision):
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         return [pooled(rows[None])[0] for rows in super().encode(pictures)]
 
@@ -37,12 +39,6 @@ TOY = FAMILIES["LlavaForConditionalGeneration"]._replace(
 )
 
 
-class LinedConfig(ClipConfig):
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return ("<pad>",)
-
-
 class LinedImages(ClipImages):
     def fit(self, width: int, height: int) -> MediaItem:
         return super().fit(width, height)._replace(after="<pad>", inner=LINES)
@@ -50,9 +46,10 @@ class LinedImages(ClipImages):
 
 LINES = (InnerText("<pad>", (4, 12)), InnerText("<pad>\nrow<pad>", (8, 15), 4))
 """The texts inside a picture of 16 tokens: behind each row of four, and before the last token."""
+MARKS = ("<pad>",)
 LINED = FAMILIES["LlavaForConditionalGeneration"]._replace(
     pictures="tests.toy_family:lined_images",
-    vision=lambda hf, path: LinedConfig(**vars(llava(hf, path))),
+    vision=lambda hf, path: replace(llava(hf, path), marks=MARKS),
 )
 
 

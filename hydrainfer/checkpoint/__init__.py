@@ -22,23 +22,34 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    DEFAULT_BACKEND,
+    GLM_BOUNDS,
+    MAX_ASPECT,
     ClipSettings,
     FrameTimes,
+    GlmVideoSettings,
+    IdeficsSettings,
     PixelBackend,
     PixelBounds,
     PixelSettings,
     QwenSettings,
     QwenVideoSettings,
+    TileSettings,
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
+from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "DEFAULT_BACKEND",
+    "GLM_BOUNDS",
+    "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
+    "Activation",
     "ClipSettings",
     "Decoder",
     "Experts",
@@ -46,8 +57,14 @@ __all__ = [
     "Fit",
     "Fp8",
     "FrameTimes",
+    "Gate",
+    "GlmVideoSettings",
+    "IdeficsSettings",
+    "Matrix",
+    "Merge",
     "ModelConfig",
     "Names",
+    "Norm",
     "PixelBackend",
     "PixelBounds",
     "PixelSettings",
@@ -56,7 +73,10 @@ __all__ = [
     "Recurrence",
     "Rope",
     "Served",
+    "Steps",
     "TextConfig",
+    "TileSettings",
+    "TowerConfig",
     "VisionConfig",
     "VisionShape",
     "check_fields",

@@ -20,7 +20,8 @@ class Experts:
     each weight is multiplied by a number of its expert. `normed`: the weights are normalised to sum to one. They are
     then multiplied by `scale`. Experts with the router "scaled" are beside the layer's MLP, not in its place.
 
-    `shared`: the width of an MLP that all tokens go through, multiplied by a gate of its own; 0 if there is none.
+    `shared`: the width of an MLP that all tokens go through; 0 if there is none. `shared_gate`: its output is
+    multiplied by a gate of its own.
     `biased`: router and experts have biases. `limit`: the bound that gates and the values they multiply are clamped to,
     as in GPT-OSS, and `alpha` the factor of its activation; with limit 0 the activation is silu, or GELU if `gelu`.
 
@@ -39,6 +40,7 @@ class Experts:
     groups: int = 1
     groups_chosen: int = 1
     shared: int = 0
+    shared_gate: bool = True
     biased: bool = False
     limit: float = 0.0
     alpha: float = 1.0
@@ -113,9 +115,21 @@ def mimo(hf: Any, path: Path) -> Experts:
     kinds = list(hf.mlp_layer_types)
     fits = len(kinds) == hf.num_hidden_layers and set(kinds) <= {"dense", "sparse"}
     require(fits, path, f"mlp_layer_types must name {hf.num_hidden_layers} layers, each dense or sparse")
+    return _grouped(hf, tuple(kind == "sparse" for kind in kinds), path)
+
+
+def glm4v(hf: Any, path: Path) -> Experts:
+    """The experts of GLM-4.5V: all tokens go through some of them, which are stored as one wide MLP."""
+    n, dense = hf.num_hidden_layers, hf.first_k_dense_replace
+    found = _grouped(hf, (False,) * min(dense, n) + (True,) * max(n - dense, 0), path)
+    return replace(found, shared=hf.moe_intermediate_size * (hf.n_shared_experts or 0), shared_gate=False)
+
+
+def _grouped(hf: Any, layers: tuple[bool, ...], path: Path) -> Experts:
+    """Experts in groups, with DeepSeek's router."""
     groups = hf.n_group
     found = Experts(
-        layers=tuple(kind == "sparse" for kind in kinds),
+        layers=layers,
         count=hf.n_routed_experts,
         chosen=hf.num_experts_per_tok,
         intermediate=hf.moe_intermediate_size,

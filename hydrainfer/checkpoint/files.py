@@ -125,15 +125,16 @@ def instance(kind: type, words: str) -> Rule:
 _OBJECT = maybe(instance(dict, "an object"))
 SIZE, _LAYERS = whole(1, 2**24), whole(1, 1024)
 _POSITIONS = whole(1, 2**31 - 1)
-_SIDE = whole(1, 2**16)
+SIDE = whole(1, 2**16)
 _COUNT = maybe(whole(1, 2**32))
 TOKEN = whole(0, 2**24)
 POSITIVE = number(1e-9, 1e12)
 _ROPES = ("rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 _PARTS = ("text_config", "vision_config", *_ROPES)
 _PROCESSORS = ("image_processor", "video_processor")
-_SECTIONS = (*_PARTS, *_PROCESSORS, "size", "crop_size")
+_SECTIONS = (*_PARTS, *_PROCESSORS, "size", "crop_size", "max_image_size")
 _SWITCHES = (
+    "do_image_splitting",
     "do_pan_and_scan",
     "do_resize",
     "do_center_crop",
@@ -148,7 +149,7 @@ NO_DEFAULT = (
 )
 """Fields of preprocessing that need a value where they are used: transformers has a default for those that are missing,
 and none for a null."""
-_POINTS = {"image_grid_pinpoints": maybe(_called("a list of pairs of sides in pixels", listed(listed(_SIDE, 2))))}
+_POINTS = {"image_grid_pinpoints": maybe(_called("a list of pairs of sides in pixels", listed(listed(SIDE, 2))))}
 _MODEL: dict[str, Rule] = {
     **dict.fromkeys(_PARTS, _OBJECT),
     **dict.fromkeys(("model_type", "dtype", "torch_dtype"), maybe(instance(str, "a string"))),
@@ -166,11 +167,11 @@ _MODEL: dict[str, Rule] = {
     "sliding_window_size": maybe(whole(1, 2**31 - 1)),
     **dict.fromkeys(("embed_dim", "out_hidden_size", "num_position_embeddings"), SIZE),
     **dict.fromkeys(("head_dim", "num_key_value_heads"), maybe(SIZE)),
-    **dict.fromkeys(("num_channels", "in_channels", "in_chans", "image_size", "patch_size", "window_size"), _SIDE),
-    **dict.fromkeys(("temporal_patch_size", "spatial_merge_size"), _SIDE),
+    **dict.fromkeys(("num_channels", "in_channels", "in_chans", "window_size"), SIDE),
+    **dict.fromkeys(("temporal_patch_size", "spatial_merge_size"), SIDE),
     "mlp_ratio": POSITIVE,
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps"), number(0, 1)),
-    **dict.fromkeys(("conv_kernel_size", "conv_L_cache", "linear_conv_kernel_dim"), _SIDE),
+    **dict.fromkeys(("conv_kernel_size", "conv_L_cache", "linear_conv_kernel_dim"), SIDE),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), SIZE),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "projector_hidden_size"), SIZE),
     **dict.fromkeys(("fullatt_block_indexes", "deepstack_visual_indexes"), listed(whole(0, 1023))),
@@ -193,14 +194,18 @@ _MODEL: dict[str, Rule] = {
     "eos_token_id": maybe(or_list(TOKEN)),
     **_POINTS,
 }
+SIDES: dict[str, Rule] = dict.fromkeys(("image_size", "patch_size"), SIDE)
+"""The rules of fields of config.json that hold for a family unless it has others."""
 _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(_PROCESSORS, _OBJECT),
-    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "size", "crop_size"), maybe(_SIDE)),
-    **dict.fromkeys(("height", "width"), maybe(_SIDE)),
+    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "size", "crop_size"), maybe(SIDE)),
+    **dict.fromkeys(("height", "width"), maybe(SIDE)),
     **dict.fromkeys(("shortest_edge", "longest_edge", "min_pixels", "max_pixels"), _COUNT),
     **dict.fromkeys(("num_frames", "min_frames", "max_frames", "max_video_tokens"), _COUNT),
     **dict.fromkeys(_SWITCHES, maybe(instance(bool, "true or false"))),
+    **dict.fromkeys(("min_patches", "max_patches"), maybe(whole(1, 100))),
     "fps": maybe(POSITIVE),
+    "max_duration": maybe(whole(1, 2**24)),
     "resample": maybe(whole(0, 5)),
     "rescale_factor": maybe(POSITIVE),
     "image_mean": maybe(listed(number(-1e6, 1e6), 3)),

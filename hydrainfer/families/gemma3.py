@@ -3,20 +3,19 @@ tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from hydrainfer.checkpoint import (
     ACTIVATIONS,
     ClipSettings,
     Decoder,
     Family,
-    Fit,
-    PixelBackend,
+    Matrix,
+    Merge,
+    Norm,
     Served,
-    VisionConfig,
-    VisionShape,
+    TowerConfig,
     preprocessing,
     require,
     text_only,
@@ -26,48 +25,7 @@ from hydrainfer.families.llava import NAMES
 _BILINEAR = 2  # Pillow's number of the filter
 
 
-@dataclass(frozen=True)
-class SiglipConfig(VisionConfig):
-    """A SigLIP tower and its projector. `side`: the number of rows, and of columns, of a picture's tokens. Sizes in
-    pixels."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    norm_eps: float
-    image_size: int
-    patch_size: int
-    activation: str
-    side: int
-    pixels: ClipSettings
-
-    @property
-    def patches(self) -> int:
-        return (self.image_size // self.patch_size) ** 2
-
-    @property
-    def tokens(self) -> int:
-        """The rows of one encoded picture."""
-        return self.side**2
-
-    def by(self, backend: PixelBackend) -> Self:
-        return replace(self, pixels=self.pixels.by(backend))
-
-    def shape(self, width: int, fit: Fit) -> VisionShape:  # noqa: ARG002  # all pictures have one size
-        hidden, layer = self.hidden, 4 * self.hidden**2 + 2 * self.hidden * self.intermediate
-        return VisionShape(
-            layers=self.layers,
-            hidden=hidden,
-            row_weights=3 * self.patch_size**2 * hidden + self.layers * layer,
-            token_weights=hidden * width,
-            rows_per_token=self.patches / self.tokens,
-            window_rows=self.patches,
-            picture_tokens=self.tokens,
-        )
-
-
-def gemma3(hf: Any, path: Path) -> SiglipConfig:
+def gemma3(hf: Any, path: Path) -> TowerConfig:
     """The checked vision tower of a `Gemma3Config`. Raises `CheckpointError`."""
     v = hf.vision_config
     require(v.model_type == "siglip_vision_model", path, f"vision model {v.model_type!r} is not supported")
@@ -82,17 +40,26 @@ def gemma3(hf: Any, path: Path) -> SiglipConfig:
         path,
         f"mm_tokens_per_image {n_tokens} does not divide the vision tower's {patches} x {patches} patches evenly",
     )
-    return SiglipConfig(
+    return TowerConfig(
         hidden=v.hidden_size,
         intermediate=v.intermediate_size,
         layers=v.num_hidden_layers,
         heads=heads,
         norm_eps=v.layer_norm_eps,
-        image_size=v.image_size,
-        patch_size=v.patch_size,
         activation=act,
-        side=side,
         pixels=_pixels(v.image_size, path),
+        patch=v.patch_size,
+        image_size=v.image_size,
+        merge=patches // side,
+        patch_bias=True,
+        positions="learned",
+        features=(v.num_hidden_layers,),
+        steps=(
+            Norm("vision.post_norm", v.layer_norm_eps),
+            Merge("mean"),
+            Norm("projector.mm_soft_emb_norm", v.layer_norm_eps, "rms+1"),
+            Matrix("projector.mm_input_projection_weight", hf.text_config.hidden_size, transposed=True),
+        ),
     )
 
 
@@ -132,7 +99,7 @@ FAMILIES = {
     "Gemma3ForConditionalGeneration": Family(
         "gemma3",
         NAMES,
-        tower="hydrainfer.models.gemma:GemmaVision",
+        tower="hydrainfer.models.vit:SquareVision",
         vision=gemma3,
         pictures="hydrainfer.processor.pictures.clip:gemma_images",
         around=("boi_token_index", "eoi_token_index"),

@@ -7,20 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.checkpoint import ACTIVATIONS, Decoder, Fit, Names, Served, VisionShape, experts, require, text_only
+from hydrainfer.checkpoint import (
+    ACTIVATIONS,
+    Decoder,
+    Fit,
+    Names,
+    Served,
+    TowerConfig,
+    VisionShape,
+    experts,
+    require,
+    text_only,
+)
 from hydrainfer.checkpoint.recurrence import lfm2_names, short_convolutions
-from hydrainfer.families.qwen_vl import QWEN_VL, FramesConfig, frame_pixels, frame_theta
+from hydrainfer.families.qwen_vl import QWEN_VL, frame_pixels, frame_theta
 
 
-@dataclass(frozen=True)
-class Lfm3VisionConfig(FramesConfig):
+@dataclass(frozen=True, kw_only=True)
+class Lfm3VisionConfig(TowerConfig):
     """The vision tower of LFM3-VL. The layers in `attending` have attention with `kv_heads`, the others a convolution
     over squares of `kernel` patches. `projector`: the projector's inner width."""
 
     kv_heads: int
     attending: tuple[int, ...]
     kernel: int
-    norm_eps: float
     projector: int
     projector_bias: bool
 
@@ -68,6 +78,11 @@ def lfm3_vl(hf: Any, path: Path) -> Lfm3VisionConfig:
         theta=frame_theta(v, path),
         pixels=pixels,
         videos=videos,
+        patch=pixels.patch,
+        temporal=pixels.temporal,
+        merge=pixels.merge,
+        rotation="halves",
+        features=(v.num_hidden_layers,),
         kv_heads=kv_heads,
         attending=tuple(i for i, kind in enumerate(types) if kind == "full_attention"),
         kernel=v.conv_kernel_size,

@@ -6,110 +6,35 @@ LFM3-VL's tower takes the same pixels; see `lfm`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal
 
 from hydrainfer.checkpoint import (
     ACTIVATIONS,
+    Activation,
     Decoder,
     Family,
-    Fit,
     FrameTimes,
+    Matrix,
+    Merge,
     Names,
-    PixelBackend,
+    Norm,
     QwenSettings,
     QwenVideoSettings,
     Served,
-    VisionConfig,
-    VisionShape,
+    Steps,
+    TowerConfig,
     experts,
     preprocessing,
     require,
 )
 from hydrainfer.families.qwen import QWEN3_5, QWEN3_5_MOE
 
-MAX_ASPECT = 200
-"""The highest ratio of a picture's sides."""
+_EPS = 1e-6
 _TIMES: dict[str, FrameTimes] = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "qwen3_vl": "told", "qwen3_5": "told"}
 
 
-@dataclass(frozen=True)
-class FramesConfig(VisionConfig):
-    """The common part of towers for pictures and frames of any size. `merge` squared patches of `pixels.temporal`
-    frames become a token. Queries and keys are rotated by a patch's row and column, with the base `theta`. `activation`
-    is the MLP's or, if the MLP is gated by SiLU, the projector's."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    activation: str
-    theta: float
-    pixels: QwenSettings
-    videos: QwenVideoSettings
-
-    @property
-    def patch(self) -> int:
-        """The side of a patch in pixels."""
-        return self.pixels.patch
-
-    @property
-    def temporal(self) -> int:
-        return self.pixels.temporal
-
-    @property
-    def merge(self) -> int:
-        """The side of a token in patches."""
-        return self.pixels.merge
-
-    @property
-    def tokens(self) -> int:
-        """The rows of the largest picture. This is the picture with the most pixels, or a narrow one, whose short side
-        is at least one token."""
-        least, most, side = self.pixels.bounds.least, self.pixels.bounds.most, self.pixels.factor
-        narrow = (math.sqrt(least / MAX_ASPECT) // side + 1) * (math.sqrt(max(least, most) * MAX_ASPECT) // side + 1)
-        return int(max(most // side**2, narrow, 1))
-
-    def by(self, backend: PixelBackend) -> Self:
-        return replace(self, pixels=self.pixels.by(backend), videos=self.videos.by(backend))
-
-
-@dataclass(frozen=True)
-class QwenVisionConfig(FramesConfig):
-    """A vision tower of the Qwen families. `gated`: RMS norms and gated MLPs (Qwen2.5) instead of layer norms and plain
-    MLPs. `window`: side, in tokens, of the squares within which all layers but `full_layers` attend; 0 without windows.
-    `grid`: side of the square of learned positions; 0 without them. `levels`: layers whose features go to the first
-    language layers."""
-
-    out: int
-    gated: bool = False
-    window: int = 0
-    full_layers: tuple[int, ...] = ()
-    grid: int = 0
-    levels: tuple[int, ...] = ()
-    patch_bias: bool = False
-
-    def shape(self, width: int, fit: Fit) -> VisionShape:
-        """The tower as numbers for the planner. Patches of two frames (a still picture counts as two) attend to each
-        other, all of a picture or those of a window. A square of patches becomes a token, and once more for each level
-        of features that the decoder gets besides."""
-        hidden, n_merged = self.hidden, self.merge**2
-        patch, merged = 3 * self.temporal * self.patch**2, hidden * n_merged
-        mlp = (3 if self.gated else 2) * hidden * self.intermediate
-        return VisionShape(
-            layers=self.layers,
-            hidden=hidden,
-            row_weights=patch * hidden + self.layers * (4 * hidden**2 + mlp),
-            token_weights=(1 + len(self.levels)) * (merged**2 + merged * width),
-            rows_per_token=float(n_merged),
-            picture_tokens=fit(10_000, 10_000),
-            window_rows=(self.window * self.merge) ** 2,
-            full_layers=len(self.full_layers),
-        )
-
-
-def qwen(hf: Any, path: Path) -> QwenVisionConfig:
+def qwen(hf: Any, path: Path) -> TowerConfig:
     """The checked vision tower of one of these families. Raises `CheckpointError`."""
     v, kind = hf.vision_config, hf.model_type.removesuffix("_moe")
     gated, qwen3 = kind == "qwen2_5_vl", kind in ("qwen3_vl", "qwen3_5")
@@ -125,22 +50,40 @@ def qwen(hf: Any, path: Path) -> QwenVisionConfig:
         path,
         f"window_size {window} is smaller than a token's {pixels.factor} pixels",
     )
-    return QwenVisionConfig(
+    kind_of_norm: Literal["layer", "rms"] = "rms" if gated else "layer"
+    wide = hidden * pixels.merge**2
+
+    def merger(prefix: str, late: bool) -> Steps:
+        norm, merge = Norm(f"{prefix}.norm", _EPS, kind_of_norm), Merge("beside")
+        first, second = Matrix(f"{prefix}.fc1", wide), Matrix(f"{prefix}.fc2", out)
+        return (*((merge, norm) if late else (norm, merge)), first, Activation("gelu"), second)
+
+    return TowerConfig(
         hidden=hidden,
         intermediate=int(hidden * v.mlp_ratio) if kind == "qwen2_vl" else v.intermediate_size,
         layers=v.depth,
         heads=v.num_heads,
-        out=out,
+        norm_eps=_EPS,
         activation=v.hidden_act,
-        theta=frame_theta(v, path),
         pixels=pixels,
         videos=videos,
+        patch=pixels.patch,
+        temporal=pixels.temporal,
+        merge=pixels.merge,
+        patch_bias=qwen3,
+        positions="bilinear" if qwen3 else "none",
+        grid=math.isqrt(v.num_position_embeddings) if qwen3 else 0,
+        norm=kind_of_norm,
         gated=gated,
+        fused=True,
+        rotation="halves",
+        theta=frame_theta(v, path),
         window=window // pixels.factor,
         full_layers=full_layers,
-        grid=math.isqrt(v.num_position_embeddings) if qwen3 else 0,
+        features=(v.depth,),
+        steps=merger("projector", late=False),
         levels=levels,
-        patch_bias=qwen3,
+        level_steps=tuple(merger(f"projector.levels.{i}", late=True) for i in range(len(levels))),
     )
 
 
@@ -207,9 +150,19 @@ _NAMES = Names(  # published and present names
     ),
     vision=(
         (r"\.linear_fc([12])\.", r".fc\1."),
-        (r"^(vision\.merger)\.mlp\.0\.", r"\1.fc1."),
-        (r"^(vision\.merger)\.mlp\.2\.", r"\1.fc2."),
-        (r"^(vision\.merger)\.ln_q\.", r"\1.norm."),
+        (r"^vision\.merger\.mlp\.0\.", "vision.merger.fc1."),
+        (r"^vision\.merger\.mlp\.2\.", "vision.merger.fc2."),
+        (r"^vision\.merger\.ln_q\.", "vision.merger.norm."),
+        (r"^vision\.merger\.", "projector."),
+        (r"^vision\.deepstack_merger_list\.", "projector.levels."),
+        (r"\.patch_embed\.proj\.", ".patch."),
+        (r"\.pos_embed\.weight$", ".positions"),
+        (r"\.norm([12])\.", r".norm_\1."),
+        (r"\.attn\.qkv\.", ".qkv."),
+        (r"\.attn\.proj\.", ".out."),
+        (r"\.mlp\.(gate|up|down)_proj\.", r".\1."),
+        (r"\.mlp\.fc1\.", ".up."),
+        (r"\.mlp\.fc2\.", ".down."),
     ),
 )
 _QWEN2 = Decoder("qwen2_vl_text", qkv_bias=True, out_bias=False, sliding="refused", sections=(16, 24, 24))
@@ -218,7 +171,7 @@ QWEN_VL = Family(
     "qwen2_vl",
     _NAMES,
     _QWEN2,
-    tower="hydrainfer.models.qwen_tower:QwenVision",
+    tower="hydrainfer.models.vit:FrameVision",
     vision=qwen,
     pictures="hydrainfer.processor.pictures.qwen:qwen_images",
     videos="hydrainfer.processor.pictures.qwen_video:qwen_videos",

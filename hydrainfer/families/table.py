@@ -5,6 +5,7 @@ Every other file of this folder describes one family, or some that are alike, in
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +24,7 @@ from hydrainfer.checkpoint import (
     require,
     text_config,
 )
+from hydrainfer.checkpoint.files import SIDES
 from hydrainfer.core import CheckpointError
 
 _HERE = "hydrainfer.families"
@@ -100,7 +102,7 @@ def architecture_of(path: str | Path) -> str:
         name = next((n for n, family in FAMILIES.items() if family.model_type == kind), "")
         require(bool(name), path, _refused("", kind))
     family = FAMILIES[name]
-    check_fields(raw, path / "config.json", family.fields)
+    check_fields(raw, path / "config.json", {**SIDES, **family.fields})
     fits = kind == family.model_type
     require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
     _check_wide(raw, family, path)
@@ -154,9 +156,12 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
     tied = bool(hf.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))  # the files have the last word
     dtype = hf.dtype or text.dtype or family.dtype
     media = (*(["image_token_id"] if family.pictures else []), *(["video_token_id"] if family.videos else []))
+    described = text_config(text, decoders[text.model_type], path, tied=tied)
+    if family.vision is not None:  # transformers scales logits only in the classes of text models
+        described = replace(described, logit_scale=1.0)
     return ModelConfig(
         architecture=name,
-        text=text_config(text, decoders[text.model_type], path, tied=tied),
+        text=described,
         vision=family.vision(hf, path) if family.vision is not None else None,
         media_tokens=tuple(getattr(hf, field) for field in media),
         dtype=str(dtype).removeprefix("torch."),

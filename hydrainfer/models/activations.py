@@ -25,3 +25,18 @@ def activation(name: str, ops: OpSet) -> Callable[[Tensor], Tensor]:
         "relu": torch.relu,
     }
     return known[name]
+
+
+def gated(name: str, ops: OpSet) -> Callable[[Tensor], Tensor]:
+    """A function of rows [rows, 2 * width]: the activation `name` of the first half times the second half."""
+    known: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": ops.silu_and_mul,
+        "gelu_pytorch_tanh": ops.gelu_tanh_and_mul,
+    }
+    plain = activation(name, ops)
+
+    def multiplied(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return plain(gate) * up
+
+    return known.get(name, multiplied)

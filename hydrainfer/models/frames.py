@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from hydrainfer.families.qwen_vl import FramesConfig
+from hydrainfer.checkpoint import TowerConfig
 from hydrainfer.models.patches import Arranged, Cut, Grid, PatchLayout, arrange, fits, room_for, rows_of
 from hydrainfer.models.picture import Normalising, PassSize, PatchedPicture
 from hydrainfer.ops import OpSet, Segments, packed_bytes, stepping, to_device, upload
@@ -27,6 +27,17 @@ layer would get fresh pages, which cost a sixth of the time. A matrix product ga
 allows."""
 
 
+def halves(head_dim: int, theta: float) -> Tensor:
+    """The frequencies by which rows, and likewise columns, are rotated: [head_dim / 4]."""
+    quarter = torch.arange(0, head_dim // 2, 2, dtype=torch.int64).float() / (head_dim // 2)
+    return 1.0 / (theta**quarter)
+
+
+FREQUENCIES: dict[str, Callable[[int, float], Tensor]] = {"halves": halves}
+"""By `TowerConfig.rotation`: the frequencies of rows and columns, together [head_dim / 4] or one after the other [2,
+head_dim / 4]."""
+
+
 class FrameTower(ABC):
     """A `VisionTower` without its weights: from resized frames, uint8 [frames, height, width, 3], to rows. A single
     frame stands for `temporal` equal ones. This class implements `Passes`; a bucket's size is its number of patches."""
@@ -35,7 +46,7 @@ class FrameTower(ABC):
     """The sizes of the buckets; empty where operators depend on the pictures' sizes."""
 
     def __init__(
-        self, c: FramesConfig, ops: OpSet, dtype: torch.dtype, device: torch.device, widest: int, window: int = 0
+        self, c: TowerConfig, ops: OpSet, dtype: torch.dtype, device: torch.device, widest: int, window: int = 0
     ) -> None:
         """`widest`: the width of the widest row between two layers; `window`: the side in tokens of the squares in
         `PatchLayout.windows`, 0 without windows."""
@@ -45,15 +56,14 @@ class FrameTower(ABC):
         self._ops = stepping(ops)
         self.device, self.dtype = device, dtype
         self._widest = widest
-        quarter = torch.arange(0, c.hidden // c.heads // 2, 2, dtype=torch.int64).float() / (c.hidden // c.heads // 2)
-        self._inverse = (1.0 / (c.theta**quarter)).to(device)
+        self._inverse = FREQUENCIES[c.rotation](c.head_dim, c.theta).to(device)
         self._normalised = Normalising(c.pixels, device)
         self._layouts: dict[tuple[Grid, ...], PatchLayout] = {}
         self._captured: Tensor | None = None  # the patches of all buckets, of which one is computed at a time
         self.through: Callable[[list[PatchedPicture]], Tensor] | None = None
 
     @classmethod
-    def pass_size(cls, c: FramesConfig) -> PassSize:
+    def pass_size(cls, c: TowerConfig) -> PassSize:
         return PassSize(_PASS_ROWS, max(cls.sizes, default=0), c.hidden, c.intermediate, rotates=True)
 
     @abstractmethod
@@ -82,7 +92,7 @@ class FrameTower(ABC):
 
     @property
     def captures(self) -> bool:
-        return bool(self.sizes) and self._ops.replays_segments(self.config.hidden // self.config.heads)
+        return bool(self.sizes) and self._ops.replays_segments(self.config.head_dim)
 
     def compute(self, given: list[PatchedPicture]) -> Tensor:
         """Compute one pass: the rows [tokens of all pictures, width]."""

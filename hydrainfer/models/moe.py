@@ -17,8 +17,8 @@ from hydrainfer.ops import ExpertWeights, OpSet, rows_in_steps, with_more_rows
 @dataclass(slots=True)
 class Moe:
     """One layer's experts. `vector` [hidden] and `factors` [experts]: what a "scaled" router multiplies hidden states
-    and weights by. `correction` [experts]: added to the scores that experts are chosen by, not to their
-    weights. `shared`: gate-up, down, and the gate [1, hidden] of the MLP that all tokens go through."""
+    and weights by. `correction` [experts]: added to the scores that experts are chosen by, not to their weights.
+    `shared`: gate-up, down and, if it has one, the gate [1, hidden] of the MLP that all tokens go through."""
 
     experts: Experts
     hidden: int
@@ -27,7 +27,7 @@ class Moe:
     gate_bias: Tensor | None
     matrices: ExpertWeights
     correction: Tensor | None
-    shared: tuple[Weight, Weight, Tensor] | None
+    shared: tuple[Weight, Weight, Tensor | None] | None
     vector: Tensor | None
     factors: Tensor | None
 
@@ -38,7 +38,7 @@ class Moe:
         shared = (
             matrix(ops, (2 * e.shared, hidden), dtype, device),
             matrix(ops, (hidden, e.shared), dtype, device),
-            empty((1, hidden), dtype, device),
+            empty((1, hidden), dtype, device) if e.shared_gate else None,
         )
         return cls(
             experts=e,
@@ -78,7 +78,8 @@ class Moe:
         if self.shared is not None:
             gate_up, down, gate = self.shared
             found |= _gated_slots(f"{prefix}.shared_expert", gate_up, down)
-            found[f"{prefix}.shared_expert_gate.weight"] = Slot(gate)
+            if gate is not None:
+                found[f"{prefix}.shared_expert_gate.weight"] = Slot(gate)
         return found
 
     def _stored(self, prefix: str) -> Iterator[tuple[str, Slot]]:
@@ -148,9 +149,9 @@ class Moe:
         out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
         return grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
 
-    def _shared(self, x: Tensor, ops: OpSet, gate_up: Weight, down: Weight, gate: Tensor) -> Tensor:
+    def _shared(self, x: Tensor, ops: OpSet, gate_up: Weight, down: Weight, gate: Tensor | None) -> Tensor:
         given = ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), down)
-        return given.mul_(_gate(x, gate, None).sigmoid_())
+        return given if gate is None else given.mul_(_gate(x, gate, None).sigmoid_())
 
 
 def _gate(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -37,10 +37,18 @@ def whole_config(architecture):
     if architecture.startswith("Qwen") and "vision_config" in content:
         width = "hidden_size" if architecture.startswith("Qwen2VL") else "out_hidden_size"
         content["vision_config"] |= {width: content["text_config"]["hidden_size"], "patch_size": 14}
+    if architecture.startswith("Glm") and "vision_config" in content:
+        text = content["text_config"]
+        content["vision_config"]["out_hidden_size"] = text["hidden_size"]
+        text["rope_parameters"] |= {"mrope_section": [8, 12, 12]}
+        if architecture != "GlmOcrForConditionalGeneration":
+            text["rope_parameters"]["partial_rotary_factor"], text["head_dim"] = 0.5, 128
     if architecture == "Lfm3VlForConditionalGeneration":
         content["vision_config"]["patch_size"] = 14
     if architecture == "Gemma3ForConditionalGeneration":
         content["mm_tokens_per_image"] = 49  # of 14 x 14 patches
+    if architecture in ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"):
+        content["vision_config"] |= {"image_size": 364, "patch_size": 14}
     if architecture == "Lfm2MoeForCausalLM":
         content["layer_types"] = ["conv", "full_attention"] * 16
     return json.loads(json.dumps(content, default=str))
@@ -50,8 +58,13 @@ def whole_config(architecture):
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
 def test_damage_is_refused_in_one_line_or_does_not_matter(tmp_path, architecture, file, n):
-    size = {"size": {"height": 224, "width": 224}} if architecture.startswith("Gemma") else {}
-    files = {"config.json": whole_config(architecture), "preprocessor_config.json": PREPROCESSING | size}
+    sizes = {
+        "Gemma3": {"height": 224, "width": 224},
+        "SmolVLM": {"longest_edge": 999},
+        "Idefics3": {"longest_edge": 999},
+    }
+    size = sizes.get(architecture.partition("For")[0], PREPROCESSING["size"])
+    files = {"config.json": whole_config(architecture), "preprocessor_config.json": PREPROCESSING | {"size": size}}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     read_config(tmp_path)

@@ -14,7 +14,7 @@ from hydrainfer.processor import load_description
 from tests.checkpoint.test_damage import PREPROCESSING, whole_config
 
 pytestmark = pytest.mark.cpu
-CLIPS, GEMMAS = ("Llava", "LlavaNext"), ("Gemma3",)
+CLIPS, GEMMAS, TILED = ("Llava", "LlavaNext"), ("Gemma3",), ("SmolVLM", "Idefics3")
 QWENS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3VLMoe", "Qwen3_5Moe", "Lfm3Vl")
 READERS = (read_config, load_description, lambda path: shape_of(str(path)), lambda path: prompts_of(str(path)))
 POINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
@@ -35,7 +35,7 @@ def write(tmp_path):
 
 def test_every_family_that_sees_is_here():
     seeing = {name for name, family in FAMILIES.items() if family.pictures}
-    assert seeing == {f"{name}ForConditionalGeneration" for name in (*CLIPS, *QWENS, *GEMMAS)}
+    assert seeing == {f"{name}ForConditionalGeneration" for name in (*CLIPS, *QWENS, *GEMMAS, *TILED)}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -77,7 +77,7 @@ def test_null_is_as_transformers_has_it_and_what_is_left_out_has_a_default(write
             read_config(write(name, silent))
         return
     default = read_config(write(name, silent)).vision
-    pixels = default.clip.pixels if name == "LlavaNext" else default.pixels
+    pixels = default.tower.pixels if name == "LlavaNext" else default.pixels
     assert pixels.mean == (0.48145466, 0.4578275, 0.40821073) and pixels.std[0] == 0.26862954
     assert (pixels.scale, pixels.resample) == (1 / 255, 3)
 

@@ -11,10 +11,9 @@ import torch
 
 from hydrainfer.families import read_config
 from hydrainfer.models import PatchedPicture
-from hydrainfer.models.clip import ClipLayer
 from hydrainfer.models.decoder import Decoder
 from hydrainfer.models.lfm3_tower import Lfm3Vision
-from hydrainfer.models.qwen_tower import QwenVision
+from hydrainfer.models.vit import Block
 from tests.cuda.fake import fake_cuda
 from tests.cuda.test_path import MODELS, PICTURES, FakeRig, decode, kernels
 
@@ -40,7 +39,7 @@ LIMITS = {  # launches per layer of a decode step, and of the tower
     "qwen3-next-80b-a3b": (40, None),
 }
 N_LAYERS = {"qwen3-next-80b-a3b": 4}  # not 48: after four they repeat, and each has 512 experts to make
-LAYERS = ((Decoder, "_layer"), (QwenVision, "_run"), (ClipLayer, "run"), (Lfm3Vision, "_run"))
+LAYERS = ((Decoder, "_layer"), (Block, "run"), (Lfm3Vision, "_run"))
 
 
 class Counts:

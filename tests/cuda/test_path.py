@@ -26,7 +26,7 @@ from hydrainfer.core import Lane as LaneName
 from hydrainfer.families import read_config
 from hydrainfer.grammar import Guided
 from hydrainfer.models import Model, PatchedPicture
-from hydrainfer.models.qwen_tower import QwenVision
+from hydrainfer.models.vit import FrameVision
 from hydrainfer.ops import ScanBatch, select, select_ops, torch_variants, upload
 from hydrainfer.ops.cuda.kernels import CudaKernels
 from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_passes_for, graphs
@@ -276,7 +276,7 @@ def test_a_step_of_any_family_by_a_graph(monkeypatch, kernels, name):
 def test_a_picture_by_a_graph_is_few_copies_and_launches(monkeypatch, kernels, name):
     """Its pixels, and where its rows lie; where sizes differ, that of its patches. Nothing is copied from the host, and
     nothing waits, while a graph is captured."""
-    monkeypatch.setattr(QwenVision, "sizes", (256, 512))
+    monkeypatch.setattr(FrameVision, "sizes", (256, 512))
     with fake_cuda(monkeypatch) as recorder:
         rig = FakeRig(name, layers=2)
         captured = []

@@ -16,18 +16,20 @@ from hydrainfer.planner.simulation import as_requests
 from hydrainfer.processor import load_description
 from hydrainfer.processor.text import check_text
 from hydrainfer.workload.sources import ChatRequest, DrawnPicture
+from tests import toy_family
 from tests.checkpoints import make_llava
 from tests.equivalence.criterion import compare_greedy
 from tests.equivalence.mixed import settled_stats
 from tests.equivalence.reference import Reference
 from tests.equivalence.test_families import CHUNKED, N_NEW
 from tests.families.chats import image, text, user
-from tests.toy_family import LINED, TOY, LinedConfig, pooled
+from tests.toy_family import LINED, TOY, pooled
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
 PICTURES = ([image(0)], [image(3), image(1)])
 GREEDY = SamplingParams(temperature=0.0, max_tokens=N_NEW)
+OPTIONS = CHUNKED | {"launcher": "inproc", "threads": 1, "native_kernels": False, "image_backend": "pillow"}
 
 
 N_ROWS = {"pooled": 4, "lined": 16}
@@ -84,7 +86,7 @@ def check(outputs, pictures, reference, family):
 def test_tokens_are_those_of_transformers_with_the_same_twists(checkpoint, family, layout):
     reference = ToyReference(checkpoint, family)
     chats = [[user(*pictures, text("What is in this picture?"))] for pictures in PICTURES]
-    with LLM(checkpoint, layout=layout, launcher="inproc", threads=1, native_kernels=False, **CHUNKED) as llm:
+    with LLM(checkpoint, layout=layout, **OPTIONS) as llm:
         outputs = llm.chat(chats, GREEDY, use_tqdm=False)
     check(outputs, PICTURES, reference, family)
 
@@ -100,8 +102,7 @@ def test_texts_inside_pictures_are_tokens_like_others(checkpoint, family, chunk)
         {"prompt_token_ids": [1, *[9] * i, placeholder], "multi_modal_data": {"image": one["image"]}}
         for i, (one,) in enumerate(shown)
     ]
-    budgets = CHUNKED | {"token_budget": chunk}
-    with LLM(checkpoint, launcher="inproc", threads=1, native_kernels=False, **budgets) as llm:
+    with LLM(checkpoint, **OPTIONS | {"token_budget": chunk}) as llm:
         for n_found in (0, 24 + 3 * 28):  # up to the first text before the last row, to its last, and to the last row
             outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
             check(outputs, shown, reference, family)
@@ -117,7 +118,7 @@ def test_marks_of_pictures_are_reserved_and_known_to_the_tokenizer(checkpoint, m
     model = load_description(checkpoint)
     with pytest.raises(InvalidRequest, match="holds <pad>, which stands for a picture"):
         check_text("a <pad> of my own", model, "prompt")
-    monkeypatch.setattr(LinedConfig, "marks", ("<row>",))
+    monkeypatch.setattr(toy_family, "MARKS", ("<row>",))
     with pytest.raises(CheckpointError, match=r"tokenizer.json has no token <row>, which this model's pictures need"):
         load_description(checkpoint)
 

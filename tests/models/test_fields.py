@@ -24,6 +24,7 @@ from tests.checkpoints import make_llava, randomise
 from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_qwen import FAMILIES, make_qwen
 from tests.checkpoints_text import KINDS, make_text, settle_gemma, settle_mixers
+from tests.families.internvl import make_internvl
 from tests.models.teacher import teacher_forced
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(600)]
@@ -50,7 +51,7 @@ def make(family: str, out: Path) -> Path:
         return make_text(out, family)
     if family in FAMILIES:
         return make_qwen(family, out, published=False)
-    return {"llava": make_llava, "gemma3, pictures": make_gemma}[family](out)
+    return {"llava": make_llava, "gemma3, pictures": make_gemma, "internvl": make_internvl}[family](out)
 
 
 class Reads:
@@ -131,7 +132,7 @@ def reference(kind: Any, path: Path) -> Any:
 
 def pictures(model: Model) -> list[PatchedPicture]:
     c, rng = model.config.vision, np.random.default_rng(0)
-    if not hasattr(c, "merge"):
+    if c.image_size:
         return [PatchedPicture(rng.integers(0, 256, (c.image_size, c.image_size, 3), dtype=np.uint8))]
     side = c.patch * c.merge
     return [
@@ -145,7 +146,7 @@ def features(whole: Any, model: Model) -> torch.Tensor:
     c = model.config.vision
     mean, std = torch.tensor(c.pixels.mean), torch.tensor(c.pixels.std)
     some = [(torch.from_numpy(p.pixels).float() * c.pixels.scale - mean) / std for p in pictures(model)]
-    if not hasattr(c, "merge"):
+    if c.image_size:
         made = whole.get_image_features(pixel_values=some[0].permute(2, 0, 1)[None]).pooler_output
         return made[0] if isinstance(made, list | tuple) else made.flatten(0, -2)
     grids = torch.tensor([[t, c.merge * h, c.merge * w] for t, h, w in GRIDS])
@@ -191,7 +192,7 @@ def problem(kind: Any, path: Path, config: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize("n", [8, pytest.param(10_000, marks=pytest.mark.slow)], ids=["some", "all"])
-@pytest.mark.parametrize("family", [*KINDS, *FAMILIES, "llava", "gemma3, pictures"])
+@pytest.mark.parametrize("family", [*KINDS, *FAMILIES, "llava", "gemma3, pictures", "internvl"])
 def test_no_field_is_passed_over(family, n, tmp_path, monkeypatch):
     path = make(family, tmp_path)
     kind = getattr(transformers, json.loads((path / "config.json").read_text())["architectures"][0])

@@ -441,4 +441,4 @@ def test_the_published_configuration_of_llava_next(tmp_path):
     assert (read.media_tokens, read.dtype) == ((32000,), "float16")
     assert (read.text.rope.theta, read.text.context, read.text.head_dim) == (1e6, 32768, 128)
     assert (read.text.heads, read.text.kv_heads, read.text.layers) == (32, 8, 32)
-    assert read.vision.tokens == 576 + 48 * 49 and read.vision.clip.features == (23,)
+    assert read.vision.tokens == 576 + 48 * 49 and read.vision.tower.features == (23,)

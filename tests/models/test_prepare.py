@@ -36,7 +36,7 @@ def published(request, tmp_path_factory):
 
 def picture(vision):
     """A black one that the tower takes as it is."""
-    if hasattr(vision, "image_size"):
+    if vision.image_size:
         return PatchedPicture(np.zeros((vision.image_size, vision.image_size, 3), np.uint8))
     side = 2 * vision.patch * vision.merge
     return PatchedPicture(np.zeros((1, side, side, 3), np.uint8), (1, 2, 2))

@@ -15,7 +15,7 @@ from hydrainfer.core import DEVICE_LOST, InternalError, Role, TokenWork
 from hydrainfer.models import PatchedPicture, load_model
 from hydrainfer.models.lfm3_tower import Lfm3Vision
 from hydrainfer.models.picture import Squares
-from hydrainfer.models.qwen_tower import QwenVision
+from hydrainfer.models.vit import FrameVision
 from hydrainfer.ops import KV, GridRows, OpSet, reference, select, select_ops, torch_variants
 from hydrainfer.runtime.graphs import ROWS, PassGraphs
 from hydrainfer.runtime.packing import Paged, one_token, padded
@@ -175,7 +175,7 @@ def varlen(q, k, v, starts, ends, longest, longest_k, *, scale):
     return out
 
 
-def pictures_of(tower: QwenVision, grids: list[tuple[int, int, int]]) -> list[PatchedPicture]:
+def pictures_of(tower: FrameVision, grids: list[tuple[int, int, int]]) -> list[PatchedPicture]:
     rng, side = np.random.default_rng(len(grids)), tower.config.patch * tower.config.merge
     shapes = [(1 if t == 1 else 2 * t, h * side, w * side, 3) for t, h, w in grids]
     return [PatchedPicture(rng.integers(0, 256, s, dtype=np.uint8), grid) for s, grid in zip(shapes, grids)]
@@ -208,7 +208,7 @@ def tower_ops(name: str, monkeypatch) -> OpSet:
 @pytest.mark.parametrize("how", ["by length", "varlen"])
 def test_pictures_of_any_sizes_are_those_without_graphs(tmp_path, monkeypatch, family, how):
     """Padding changes nothing, and a replay reads nothing that the host knew while capturing."""
-    for tower in (QwenVision, Lfm3Vision):
+    for tower in (FrameVision, Lfm3Vision):
         monkeypatch.setattr(tower, "sizes", (64, 256, 512))
     lfm3 = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     heads = lfm3 if family == "lfm3_vl" else {"num_heads": 1}  # 32 numbers in each, as FlashAttention can take

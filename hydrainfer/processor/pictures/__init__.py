@@ -5,6 +5,7 @@ Called by `messages`, `text` and `workers`. Never fetches a URL, never starts a 
 """
 
 from hydrainfer.processor.pictures.adapter import (
+    Counting,
     ImageAdapter,
     InnerText,
     MediaItem,
@@ -32,6 +33,7 @@ from hydrainfer.processor.pictures.pixels import Pixels, PixelStore
 
 __all__ = [
     "ClipImages",
+    "Counting",
     "ImageAdapter",
     "InnerText",
     "MediaItem",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -69,6 +69,14 @@ class ImageAdapter(Protocol):
 
     def pixels(self, picture: Picture) -> Pixels:
         """The uint8 array that the runtime uploads. Rescaling and normalising happen on the device."""
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """An adapter for which it matters how many pictures a prompt has. By itself it is for a prompt with one."""
+
+    def among(self, n_pictures: int) -> ImageAdapter:
+        """The adapter for the pictures of a prompt with so many. Where their pixels differ, so do `parameters`."""
 
 
 class VideoShape(NamedTuple):

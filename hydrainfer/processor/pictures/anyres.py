@@ -1,4 +1,5 @@
-"""Pictures for LLaVA-NeXT: the whole picture and its tiles, with the same result as `LlavaNextImageProcessorPil`."""
+"""Pictures for LLaVA-NeXT and LLaVA-OneVision: the whole picture and its tiles, with the same result as
+`LlavaNextImageProcessorPil` and `LlavaOnevisionImageProcessorPil`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import msgspec
 import numpy as np
 
 from hydrainfer.checkpoint import ClipSettings, ModelConfig
+from hydrainfer.families.llava import AnyresConfig, best_pinpoint, shrunk
 from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, without_options
+from hydrainfer.processor.pictures.clip import squared
 from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 
@@ -18,12 +21,16 @@ from hydrainfer.processor.pictures.pixels import Pixels
 class AnyresSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The resolved preprocessor_config.json. `tile`: side of the tower's square; `pinpoints`: each (height, width) that
     a picture may be resized to, multiples of `tile`; `patch`: side of a patch. All in pixels. `clip`: how squares are
-    resized and, on the device, rescaled and normalised."""
+    resized and, on the device, rescaled and normalised. `most` and `alone`: see `AnyresConfig`. `whole`: the picture is
+    one of several in its prompt, so it is only made square, with a border in the mean colour."""
 
     tile: int
     patch: int
     pinpoints: tuple[tuple[int, int], ...]
     clip: ClipSettings
+    most: int = 0
+    alone: bool = False
+    whole: bool = False
 
 
 class _Canvas(NamedTuple):
@@ -44,21 +51,33 @@ class AnyresImages:
     def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
         return without_options(options, self)
 
+    def among(self, n_pictures: int) -> ImageAdapter:
+        """`Counting.among`."""
+        if n_pictures == 1 or not self.settings.alone:
+            return self
+        return AnyresImages(msgspec.structs.replace(self.settings, whole=True))
+
     def fit(self, width: int, height: int) -> MediaItem:
         """One token per patch of the whole picture, then for each row of patches of the tiles, without padding, one
-        token per patch and a newline."""
+        token per patch and a newline. Of one of several pictures, patches and one newline."""
         s = self.settings
+        if s.whole:
+            return MediaItem(self._side**2 + 1)
         canvas = self._place(width, height).canvas
         rows, columns = (n // s.tile * self._side for n in canvas)
         if width / height > columns / rows:
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
         else:
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
-        return MediaItem(self._side**2 + rows * (columns + 1), (canvas[0] // s.tile, rows, columns))
+        high, wide = shrunk(rows, columns, s.most * self._side**2)
+        return MediaItem(self._side**2 + high * (wide + 1), (canvas[0] // s.tile, rows, columns))
 
     def pixels(self, picture: Picture) -> Pixels:
         """uint8 [1 + tiles, tile, tile, 3]: the whole picture, resized to a square, then the tiles row by row."""
         s, image = self.settings, picture.image
+        if s.whole:
+            square = squared(image, tuple(int(m * 255) for m in s.clip.mean))
+            return picture._replace(image=square, full=None).resized(self._target(s.tile, s.tile))[None]
         (high, wide), (height, width) = self._place(image.width, image.height)
         canvas = np.zeros((high, wide, 3), dtype=np.uint8)
         top, left = (high - height) // 2, (wide - width) // 2
@@ -73,22 +92,25 @@ class AnyresImages:
         return ResizeTarget(width, height, self.settings.clip.resample, self.settings.clip.backend)
 
     def _place(self, width: int, height: int) -> _Canvas:
-        """The canvas for a picture of this size: the pinpoint that keeps most of its pixels and, among those, has the
-        least padding."""
-        best, most = self.settings.pinpoints[0], (-1, 0)
-        for high, wide in self.settings.pinpoints:
-            scale = min(wide / width, high / height)
-            kept = min(int(width * scale) * int(height * scale), width * height)
-            if (kept, kept - high * wide) > most:
-                best, most = (high, wide), (kept, kept - high * wide)
-        high, wide = best
+        """The canvas for a picture of this size."""
+        high, wide = best = best_pinpoint(width, height, self.settings.pinpoints)
         across, down = wide / width, high / height
         if across < down:
             return _Canvas(best, (min(math.ceil(height * across), high), wide))
         return _Canvas(best, (high, min(math.ceil(width * down), wide)))
 
 
-def llava_next_images(model: ModelConfig) -> AnyresImages:
-    """The adapter of a LLaVA-NeXT checkpoint."""
-    clip, points = model.vision.clip, model.vision.pinpoints
-    return AnyresImages(AnyresSettings(tile=clip.image_size, patch=clip.patch_size, pinpoints=points, clip=clip.pixels))
+def anyres_images(model: ModelConfig) -> AnyresImages:
+    """The adapter of a checkpoint of LLaVA-NeXT or LLaVA-OneVision."""
+    c: AnyresConfig = model.vision
+    tower = c.tower
+    return AnyresImages(
+        AnyresSettings(
+            tile=tower.image_size,
+            patch=tower.patch,
+            pinpoints=c.pinpoints,
+            clip=tower.pixels,
+            most=c.most,
+            alone=c.alone,
+        )
+    )

@@ -39,7 +39,7 @@ class ClipImages:
         """The resized and cropped picture, uint8 [height, width, 3]."""
         settings = self.settings
         if settings.pad:
-            square = _square(picture.image, tuple(int(m * 255) for m in settings.mean))
+            square = squared(picture.image, tuple(int(m * 255) for m in settings.mean))
             picture = picture._replace(image=square, full=None)
         width, height = picture.size
         if settings.resize is not None:
@@ -51,8 +51,7 @@ class ClipImages:
 
 
 def llava_images(model: ModelConfig) -> ClipImages:
-    """The adapter of a LLaVA-1.5 checkpoint, and of any other whose `ClipConfig` gives the number of tokens of a
-    picture."""
+    """The adapter of a LLaVA-1.5 checkpoint, and of any other whose pictures have one size."""
     return ClipImages(model.vision.pixels, model.vision.tokens)
 
 
@@ -86,7 +85,8 @@ def _surrounded(array: np.ndarray, size: tuple[int, int], backend: PixelBackend)
     return np.pad(array, [(b, n - b) for b, n in zip((*before, 0), (*more, 0), strict=True)])
 
 
-def _square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:
+def squared(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:
+    """The picture in the middle of a square of this colour."""
     if image.width == image.height:
         return image
     side = max(image.size)

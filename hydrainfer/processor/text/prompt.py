@@ -87,7 +87,8 @@ def expand(
     these, in this order."""
     if model.images is None:
         return Expanded(tuple(ids), ())
-    known = model.images.token_ids
+    known, video = model.images.token_ids, model.images.video
+    rows = {video.token_id: video.row_id} if video else {}
     found = [i for i in ids if i in known]
     if len(found) > len(media):
         raise _placeholder_in_text(model.images.placeholder, "messages")
@@ -112,7 +113,7 @@ def expand(
         for item in next(waiting):
             out += encode(item.before, model, add_special=False) if item.before else ()
             starts.append(len(out))
-            gaps.append(_write(out, i, item, model))
+            gaps.append(_write(out, rows.get(i, i), item, model))
             out += encode(item.after, model, add_special=False) if item.after else ()
     return Expanded(tuple(out), tuple(starts), tuple(gaps))
 

@@ -15,7 +15,15 @@ import msgspec
 
 from hydrainfer.core import InvalidRequest, RequestTooLarge
 from hydrainfer.processor.messages import ImagePart, VideoPart, VideoReading
-from hydrainfer.processor.pictures import ImageAdapter, MediaItem, MediaLimits, PixelStore, VideoAdapter, silence_pillow
+from hydrainfer.processor.pictures import (
+    Counting,
+    ImageAdapter,
+    MediaItem,
+    MediaLimits,
+    PixelStore,
+    VideoAdapter,
+    silence_pillow,
+)
 from hydrainfer.processor.workers.pool import MediaWorkers
 from hydrainfer.processor.workers.prepare import Encodable, Seal, prepare_image, prepare_video
 
@@ -40,6 +48,12 @@ class Adapters(NamedTuple):
     image: ImageAdapter | None
     video: VideoAdapter | None
     ids: Mapping[type, int]
+
+    def among(self, parts: Sequence[MediaPart]) -> Adapters:
+        """The adapters for a prompt with these pictures and videos."""
+        if not isinstance(self.image, Counting):
+            return self
+        return self._replace(image=self.image.among(sum(isinstance(part, ImagePart) for part in parts)))
 
     def token_id(self, part: MediaPart) -> int:
         return self.ids[type(part)]
@@ -105,7 +119,7 @@ class Preprocessor:
         it, since all of them together may have only as many frames as one video. `salt`: earlier results are used only
         if they were prepared with the same salt. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge`,
         `DeadlineExceeded`, `Overloaded`, `Unavailable` or `CancelledError`; after an error nothing is held."""
-        ticket = ticket or JobTicket()
+        ticket, adapters = ticket or JobTicket(), adapters.among(parts)
         n_ahead = 1 if self.workers is None else 2 * self.workers.n
         started: deque[Callable[[], tuple[HeldItem, ...]]] = deque()
         found: list[tuple[HeldItem, ...]] = []
