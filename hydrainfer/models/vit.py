@@ -269,9 +269,8 @@ class Vit:
             found["vision.class_row"] = Slot(self.class_row, (1, 1, c.hidden) if c.batched else None)
         if self.positions is not None:
             found["vision.positions"] = Slot(self.positions, (1, *self.positions.shape) if c.batched else None)
-        norms = {"vision.patch_norm": self.patch_norm, "vision.pre_norm": self.pre_norm}
-        for name, norm in norms.items():
-            found |= norm.slots(name) if norm is not None else {}
+        for name, norm in (("patch_norm", self.patch_norm), ("pre_norm", self.pre_norm)):
+            found |= norm.slots(f"vision.{name}") if norm is not None else {}
         for i, block in enumerate(self.blocks):
             found |= block.slots(f"vision.blocks.{i}", c)
         for projector in (self._projector, *self._levels):
