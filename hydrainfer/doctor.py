@@ -92,6 +92,8 @@ def examine_model(name: str) -> Iterator[CheckResult]:
         return
     text, everything = model.text, Role.parse("EPD")
     says = f"{name_of(path)} is served: {model.architecture}, {text.layers} layers, {model.dtype}"
+    if model.fp8 is not None:
+        says += " widened from FP8"
     yield CheckResult("model", "ok", f"{says}, {shape.weight_bytes(everything) / GIB:.3g} GiB of weights")
     for spec in cache_specs(model, everything, model.dtype):
         if spec.paged:

@@ -26,7 +26,9 @@ def with_scales(
     dtype."""
     name, (file, _) = stored.name, by_name[stored.name]
     if fp8 is None:
-        raise CheckpointError(f"{file}: tensor {name} is in FP8, of which config.json has no quantization_config")
+        raise CheckpointError(
+            f"{file}: tensor {name} is in FP8, of which quantization_config in config.json says nothing"
+        )
     names = [name + ending for ending in _ENDINGS if name + ending in by_name]
     require(bool(names), file, f"tensor {name} is in FP8, and its scales {name}{_ENDINGS[0]} are missing")
     file, scales = by_name[names[0]]

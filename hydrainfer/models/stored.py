@@ -17,7 +17,7 @@ from hydrainfer.core import CheckpointError
 from hydrainfer.models.fp8 import widened
 from hydrainfer.models.safetensors_file import PLAIN, StoredTensor, read_header, read_into
 
-_PIECE_VALUES = 4 << 20
+_PIECE_VALUES = 1 << 20  # for larger results the system clears new memory each time, which takes as long
 
 
 def weight_headers(path: Path) -> dict[Path, list[StoredTensor]]:

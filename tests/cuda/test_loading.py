@@ -16,6 +16,7 @@ from hydrainfer.models import load_model
 from hydrainfer.ops import select_ops
 from tests import checkpoints_qwen
 from tests.checkpoints import make_llava
+from tests.checkpoints_fp8 import make_fp8
 from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_next import make_llava_next
 from tests.checkpoints_qwen import make_qwen
@@ -33,6 +34,10 @@ def _gguf(out: Path, kind: str) -> Path:
     return locate(str(write_text(checkpoint, out / "model.gguf", kind)), mmproj=str(vision))
 
 
+def _fp8(out: Path, kind: str, how: str) -> Path:
+    return make_fp8(out, partial(make_text, kind=kind), how)[0]
+
+
 def _mxfp4(out: Path) -> Path:
     return make_mxfp4(out)[0]
 
@@ -45,6 +50,8 @@ CHECKPOINTS = {
     **{f"text {kind}": partial(make_text, kind=kind) for kind in KINDS},
     "as transformers saves it": partial(make_qwen, "qwen3_vl_moe", published=False),
     "gpt_oss, MXFP4": _mxfp4,
+    "gpt_oss, FP8": partial(_fp8, kind="gpt_oss", how="row"),
+    "qwen3, FP8": partial(_fp8, kind="qwen3", how="blocks"),
     "gguf, F32": partial(_gguf, kind="F32"),
     "gguf, Q8_0": partial(_gguf, kind="Q8_0"),
 }

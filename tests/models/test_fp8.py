@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from functools import partial
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from hydrainfer.assemble.server import _settled
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CheckpointError, Role
+from hydrainfer.doctor import examine_model
 from hydrainfer.families import read_config
 from hydrainfer.models import fingerprint, load, load_model, stored, whole_fingerprint
 from hydrainfer.ops import Int8Weight, select_ops
@@ -20,6 +22,7 @@ from tests.checkpoints_fp8 import NUMBERS, SCALES, SCALINGS, make_fp8, save_fp8
 from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import make_text
+from tests.damage import damages
 from tests.models.teacher import teacher_forced
 
 pytestmark = pytest.mark.cpu
@@ -113,6 +116,15 @@ def test_every_number_becomes_itself(tmp_path):
     assert got.isnan().sum() == 80
 
 
+def test_all_experts_may_share_one_scale(tmp_path):
+    path, _ = make_fp8(tmp_path, text("gpt_oss"), "tensor")
+    files, name = {file: load_file(path / file) for file in (SCALES, NUMBERS)}, "model.layers.1.mlp.experts.down_proj"
+    files[SCALES][f"{name}_scale_inv"] = torch.tensor(0.3)
+    save_fp8(path, files, {})
+    got = loaded(path).language.layers[1].experts.matrices.down
+    assert torch.equal(got, (files[NUMBERS][name].float() * 0.3).transpose(1, 2).flatten(0, 1))
+
+
 @pytest.mark.parametrize(
     ("kind", "how"), [("qwen3", "uneven blocks"), ("qwen3_moe", "tensor"), ("gpt_oss", "row"), ("glm", "blocks")]
 )
@@ -189,7 +201,7 @@ OF_16 = "of shape [64, 160] needs one per block of quantization_config.weight_bl
             )
             for size in ([0, 16], [16, -1], [16], [16, 16, 16], [16, 1.5], [16, None], [16, 2**40], [True, 16], 16, "x")
         ),
-        (None, {"quant_method": None}, [NUMBERS, "is in FP8", "config.json has no quantization_config"]),
+        (None, {"quant_method": None}, [NUMBERS, "is in FP8, of which quantization_config in config.json"]),
         (None, {"quant_method": "fp9"}, ["its weights are quantised by fp9, which is not supported"]),
     ],
 )
@@ -201,6 +213,19 @@ def test_damage_is_one_line_before_memory_is_taken(broken, monkeypatch, change, 
     message = caught.value.message
     assert "\n" not in message and len(message) < 800 and all(w in message for w in words), message
     assert set(devices) <= {"meta"}
+
+
+def test_damage_to_the_configuration_is_read_or_refused_in_one_line(broken):
+    path, n_read = broken(activation_scheme="static", modules_to_not_convert=["lm_head"]), 0
+    content = json.loads((path / "config.json").read_text())
+    for words, damaged in damages({"quantization_config": content["quantization_config"]}, 1000):
+        (path / "config.json").write_text(json.dumps({**content, "quantization_config": None} | damaged))
+        try:
+            read_config(path)
+            n_read += 1
+        except CheckpointError as e:
+            assert "\n" not in e.message and len(e.message) < 800, words
+    assert n_read > 20
 
 
 def test_the_identity_of_a_model_covers_its_scales(broken, published, monkeypatch, tmp_path):
@@ -215,6 +240,7 @@ def test_the_identity_of_a_model_covers_its_scales(broken, published, monkeypatc
 def test_weights_count_as_what_they_become(published, caplog):
     wide = shape_of(str(published), "bfloat16").weight_bytes(Role.parse("EPD"))
     assert wide == pytest.approx(loaded(published, "bfloat16").weight_bytes, rel=5e-3)
+    assert "float32 widened from FP8" in next(examine_model(str(published))).says
     with caplog.at_level(logging.INFO):
         _settled(ServeConfig(model="", dtype="bfloat16"), read_config(published))
         _settled(ServeConfig(model="", device="emulated", dtype="bfloat16"), read_config(published))
