@@ -28,6 +28,16 @@ PREPROCESSING = {
 }
 
 
+SQUARES = {"Gemma3": 224, "InternVL": 448, "LlavaOnevision": 384}
+"""The side of pictures that a family's classes take, where that is not that of `PREPROCESSING`."""
+
+
+def preprocessing(architecture):
+    side = SQUARES.get(architecture.removesuffix("ForConditionalGeneration"))
+    square = {"height": side, "width": side}
+    return PREPROCESSING | ({} if side is None else {"size": square, "crop_size": square})
+
+
 def whole_config(architecture):
     """config.json with every field that transformers knows; where its defaults do not fit together, with some that
     do."""
@@ -48,8 +58,7 @@ def whole_config(architecture):
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
 def test_damage_is_refused_in_one_line_or_does_not_matter(tmp_path, architecture, file, n):
-    size = {"size": {"height": 224, "width": 224}} if architecture.startswith("Gemma") else {}
-    files = {"config.json": whole_config(architecture), "preprocessor_config.json": PREPROCESSING | size}
+    files = {"config.json": whole_config(architecture), "preprocessor_config.json": preprocessing(architecture)}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     read_config(tmp_path)

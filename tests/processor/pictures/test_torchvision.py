@@ -54,6 +54,10 @@ CASES = {
         f"{MODELS}.llava_next.image_processing_llava_next:LlavaNextImageProcessor",
         CLIP | {"image_grid_pinpoints": POINTS},
     ),
+    "llava-onevision": (
+        f"{MODELS}.llava_onevision.image_processing_llava_onevision:LlavaOnevisionImageProcessor",
+        {"size": SQUARE, "image_grid_pinpoints": POINTS, "image_mean": [0.5, 0.4, 0.6]},
+    ),
     "internvl": (
         f"{MODELS}.got_ocr2.image_processing_got_ocr2:GotOcr2ImageProcessor",
         {"size": SQUARE, "crop_to_patches": True},
@@ -105,12 +109,12 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
         settings = TileSettings.read(options, 56).by("torchvision")
     else:
         read = QwenSettings.read if case.startswith("qwen") else ClipSettings.read
-        settings = read(options).by("torchvision")
+        settings = read({"do_center_crop": case != "llava-onevision"} | options).by("torchvision")
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
     elif isinstance(settings, TileSettings):
         pixels = TileImages(settings, 4).pixels(from_image(Image.fromarray(array), limits))
-    elif case == "llava-next":
+    elif case in ("llava-next", "llava-onevision"):
         points = tuple(map(tuple, POINTS))
         tiles = AnyresImages(AnyresSettings(tile=56, patch=14, pinpoints=points, clip=settings))
         pixels = tiles.pixels(from_image(Image.fromarray(array), limits))
