@@ -48,7 +48,11 @@ def _clip_normalised(pixels: np.ndarray) -> np.ndarray:
     return (pixels * np.float32(settings.scale) - mean) / std
 
 
-FAMILIES = {"clip-336": Family(lambda: ClipImages(ClipSettings.read(CLIP), 576), _clip_theirs, _clip_normalised)}
+def _clip_ours() -> ImageAdapter:
+    return ClipImages(ClipSettings.read(CLIP).by("pillow"), 576)
+
+
+FAMILIES = {"clip-336": Family(_clip_ours, _clip_theirs, _clip_normalised)}
 
 
 def photographs(size: tuple[int, int]) -> list[bytes]:

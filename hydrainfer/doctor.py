@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +28,14 @@ _HEAD_DIM = 128  # the head size of most language models
 _LOOK_S = 0.5
 _BUSY_CORES, _BUSY_SHARE = 0.5, 0.1  # more than that is not the system's own work
 _OPEN_FILES = 4096
+_IMPORT_TORCH = """
+import os, numpy
+def pages():
+    return int(open("/proc/self/statm").read().split()[1])
+before = pages()
+import torch
+print((pages() - before) * os.sysconf("SC_PAGE_SIZE"))
+"""
 _NUMA_BALANCING, _NODES = Path("/proc/sys/kernel/numa_balancing"), Path("/sys/devices/system/node")
 _QUESTION, _ANSWER = "What is in this picture?", "red circle"
 
@@ -50,6 +60,7 @@ def examine(port: int, serve: bool, stores: Sequence[str] = ()) -> Iterator[Chec
     yield _open_files()
     yield from _devices()
     yield _kernels("CPU kernels", "cpu", "float32")
+    yield _resizing()
     yield _port(port)
     yield _shared_memory()
     yield _folder()
@@ -95,7 +106,9 @@ def examine_model(name: str) -> Iterator[CheckResult]:
         return
     videos = "videos, too" if len(model.media_tokens) > 1 else "no videos"
     width, height = REFERENCE
-    yield CheckResult("pictures", "ok", f"one of {width} x {height} is {picture.n_tokens:,} tokens; {videos}")
+    yield CheckResult(
+        "pictures", "ok", f"one of {width} x {height} is {picture.n_tokens + picture.n_inner:,} tokens; {videos}"
+    )
 
 
 def _machine() -> CheckResult:
@@ -182,6 +195,19 @@ def _kernels(name: str, device: str, dtype: str) -> CheckResult:
         chosen.setdefault(variant, []).append(operator)
     says = "; ".join(f"{variant}: {', '.join(operators)}" for variant, operators in chosen.items())
     return CheckResult(name, "note" if ops.notes else "ok", "; ".join([*ops.notes, says]))
+
+
+def _resizing() -> CheckResult:
+    """What resizes pictures, and what it takes if that is torch."""
+    from hydrainfer.assemble.media import resampler, resizes_by_torch
+
+    config = load({}).config
+    if not resizes_by_torch(config, resampler(config)):
+        return CheckResult("resizing", "ok", "our kernel resizes pictures, to torchvision's pixels")
+    ran = subprocess.run([sys.executable, "-c", _IMPORT_TORCH], capture_output=True, check=True, text=True)
+    says = "torch resizes pictures, since no C++ compiler works or its result differs here"
+    takes = f"each media worker loads torch, which takes {int(ran.stdout) >> 20} MiB"
+    return CheckResult("resizing", "note", f"{says}: {takes}")
 
 
 def _port(port: int) -> CheckResult:

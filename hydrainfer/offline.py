@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from hydrainfer.assemble import ServerParts, free_unused, start_instance
 from hydrainfer.config import load
-from hydrainfer.core import ConfigError, InvalidRequest, SamplingParams, TokenLogprobs, Unavailable
+from hydrainfer.core import ConfigError, InvalidRequest, Request, SamplingParams, TokenLogprobs, Unavailable
 from hydrainfer.processor import ChatMessage, ChatOptions, PythonPrompt, parse_messages, parse_prompts, parse_tools
 from hydrainfer.server import TokenStream
 
@@ -200,7 +200,7 @@ async def _gather(
         )
         ids, asked = stream.prepared.prompts[0], stream.prepared.sampling.prompt_logprobs is not None
         likely = (None, *stream.prompt_logprobs[0]) if asked else ()
-        prompt = _text_of(instance, ids) if text is None else text
+        prompt = _text_of(instance, stream.prepared.requests[0]) if text is None else text
         return RequestOutput(stream.prepared.id, prompt, ids, outputs, likely)
 
     tasks = [asyncio.ensure_future(one(*item)) for item in work]
@@ -214,12 +214,13 @@ async def _gather(
             await asyncio.sleep(0.002)
 
 
-def _text_of(instance: ServerParts, ids: Sequence[int]) -> str:
-    """The decoded text of a prompt, with each run of equal placeholders reduced to one."""
-    processor = instance.intake.processor
-    media = processor.model.images.token_ids if processor.model.images is not None else ()
-    kept = [i for i, before in zip(ids, (-1, *ids)) if i != before or i not in media]
-    return processor.decode(kept)
+def _text_of(instance: ServerParts, request: Request) -> str:
+    """The decoded text of a prompt, with one placeholder for each picture or video."""
+    ids, at = list[int](), 0
+    for span in request.media:
+        ids += request.prompt_ids[at : span.start if span.joined else span.start + 1]
+        at = span.end
+    return instance.intake.processor.decode([*ids, *request.prompt_ids[at:]])
 
 
 def _check_process(first: int | None) -> None:

@@ -137,6 +137,31 @@ LFM2_MOE = {
     "routed_scaling_factor": 1.4,
     "norm_eps": 1e-5,
 }
+GEMMA4 = {  # the last layers read keys and values of layers 2 and 3; full layers have wider heads
+    "num_hidden_layers": 7,
+    "layer_types": [f"{'full' if i in (3, 6) else 'sliding'}_attention" for i in range(7)],
+    "sliding_window": 19,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "final_logit_softcapping": 6.0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+GEMMA4_SMALL = {
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB,
+}
+GEMMA4_LARGE = {
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 48}
 _QWEN_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
 KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its configuration says here
     "llama": ("Llama", {}),
@@ -159,6 +184,7 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
     "glm4": ("Glm4", {"pad_token_id": 0, "rope_parameters": GLM}),
     "ministral3": ("Ministral3", {"pad_token_id": 0, "rope_parameters": MINISTRAL}),
     "lfm2_moe": ("Lfm2Moe", LFM2_MOE),
+    "gemma4": ("Gemma4", GEMMA4 | GEMMA4_SMALL),
     "mixtral": ("Mixtral", {"num_local_experts": 8}),
     "qwen2_moe": (
         "Qwen2Moe",
@@ -199,6 +225,14 @@ def settle_gemma(model) -> None:
         for module in model.modules():
             if type(module).__name__ == "Gemma3RMSNorm":
                 module.weight.sub_(1.0)
+            if type(module).__name__ == "Gemma4TextAttention":  # as after training, because scores are not scaled
+                module.q_norm.weight.mul_(module.head_dim**-0.5)
+            if hasattr(module, "layer_scalar"):  # each layer another, none a power of two
+                module.layer_scalar.fill_(0.7 + 0.1 * (module.layer_idx % 3))
+            if hasattr(module, "embed_tokens_per_layer"):
+                module.embed_tokens_per_layer.weight.div_(module.hidden_size_per_layer_input**0.5)
+            if hasattr(module, "per_expert_scale"):
+                module.per_expert_scale.copy_(torch.linspace(0.5, 1.5, module.per_expert_scale.numel()))
 
 
 def make_byte_level_tokenizer(context: int = 4096):
@@ -221,7 +255,7 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
     tokenizer = make_byte_level_tokenizer() if byte_level else make_tokenizer()
     ends = [tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>")] if byte_level else 2
     make, usual = KINDS[kind]
-    whole = getattr(transformers, f"{make}{'Text' * (kind in ('gemma3', 'qwen3_5'))}Config")(
+    whole = getattr(transformers, f"{make}{'Text' * (kind in ('gemma3', 'gemma4', 'qwen3_5'))}Config")(
         **{
             "vocab_size": VOCAB,
             "hidden_size": 64,
@@ -244,7 +278,7 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
     model = getattr(transformers, f"{make}ForCausalLM")(whole).float().eval()
     randomise(model, seed)
     settle_mixers(model)
-    if kind == "gemma3":
+    if kind in ("gemma3", "gemma4"):
         settle_gemma(model)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=whole.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=False

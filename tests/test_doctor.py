@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from hydrainfer import doctor, machine
+from hydrainfer.assemble import media
 from hydrainfer.cli import app
 from hydrainfer.cluster.folder import OBJECT_STORE_BYTES
 from hydrainfer.ops import select
@@ -38,6 +39,13 @@ def test_the_doctor_finds_packages_kernels_and_cores():
     assert code == 0 and {f["state"] for f in found.values()} <= {"ok", "note"}
     assert found["hydrainfer"]["says"] == __version__ and "torch" in found["packages"]["says"]
     assert "attention" in found["CPU kernels"]["says"] and "cores" in found["machine"]["says"]
+
+
+def test_what_resizes_pictures(monkeypatch):
+    assert doctor._resizing() == ("resizing", "ok", "our kernel resizes pictures, to torchvision's pixels")
+    monkeypatch.setattr(media, "build_resampler", lambda source: "")
+    found = doctor._resizing()
+    assert found.state == "note" and re.search(r"each media worker loads torch, which takes \d{2,} MiB", found.says)
 
 
 def test_a_port_that_is_taken():

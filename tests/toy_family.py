@@ -1,14 +1,18 @@
-"""A family that does not exist: LLaVA-1.5 that pools its pictures. One file describes it."""
+"""Families that do not exist: LLaVA-1.5 that pools its pictures, and LLaVA-1.5 with text between the rows of a picture.
+One file describes them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import TowerConfig
+from hydrainfer.checkpoint import ModelConfig, TowerConfig
 from hydrainfer.families.llava import FAMILIES, llava
 from hydrainfer.models import PatchedPicture
 from hydrainfer.models.vit import SquareVision
+from hydrainfer.processor import ClipImages, InnerText, MediaItem
 
 
 def pooled(rows: Tensor) -> Tensor:
@@ -33,3 +37,21 @@ TOY = FAMILIES["LlavaForConditionalGeneration"]._replace(
     tower="tests.toy_family:PooledVision",
     vision=lambda hf, path: PooledConfig(**vars(llava(hf, path))),
 )
+
+
+class LinedImages(ClipImages):
+    def fit(self, width: int, height: int) -> MediaItem:
+        return super().fit(width, height)._replace(after="<pad>", inner=LINES)
+
+
+LINES = (InnerText("<pad>", (4, 12)), InnerText("<pad>\nrow<pad>", (8, 15), 4))
+"""The texts inside a picture of 16 tokens: behind each row of four, and before the last token."""
+MARKS = ("<pad>",)
+LINED = FAMILIES["LlavaForConditionalGeneration"]._replace(
+    pictures="tests.toy_family:lined_images",
+    vision=lambda hf, path: replace(llava(hf, path), marks=MARKS),
+)
+
+
+def lined_images(model: ModelConfig) -> LinedImages:
+    return LinedImages(model.vision.pixels, model.vision.tokens)

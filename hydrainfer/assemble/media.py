@@ -6,7 +6,7 @@ import importlib.util
 import logging
 from pathlib import Path
 
-from hydrainfer.checkpoint import PixelBackend
+from hydrainfer.checkpoint import DEFAULT_BACKEND, PixelBackend
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import n_cores
@@ -16,7 +16,7 @@ from hydrainfer.processor import FetchLimits, MediaLimits, MediaWorkers, VideoLi
 MIB = 2**20
 _MOST_WORKERS = 4
 _SOURCES = {"pillow": "resample", "torchvision": "resample_int16"}
-_WITHOUT_KERNEL = {"pillow": "Pillow", "torchvision": "numpy"}
+_WITHOUT_KERNEL = {"pillow": "Pillow", "torchvision": "torch"}
 _EXTRAS = (("image_backend", "dali", "nvidia.dali", "dali"), ("video_backend", "decord", "decord", "video"))
 _log = logging.getLogger(__name__)
 
@@ -49,23 +49,30 @@ def media_limits(config: ServeConfig, resampler: str = "") -> MediaLimits:
 
 
 def pixel_backend(config: ServeConfig) -> PixelBackend:
-    """The library whose pixels are wanted."""
-    return "torchvision" if config.image_backend == "torchvision" else "pillow"
+    """The library whose pixels are wanted. DALI's are its own, but it leaves some pictures to the default."""
+    if config.image_backend == "auto" or config.image_backend == "dali":
+        return DEFAULT_BACKEND
+    return config.image_backend
 
 
 def resampler(config: ServeConfig) -> str:
     """The path of the compiled resizing library; empty if it is not wanted, cannot be compiled, or differs from the
-    installed Pillow or, for torchvision's pixels, from numpy."""
+    installed Pillow or, for torchvision's pixels, from torch."""
     backend = pixel_backend(config)
-    if config.image_backend == "pillow" or not config.native_kernels:
+    if not config.native_kernels:
         return ""
     library = build_resampler(_SOURCES[backend])
     if library and not agrees(library, backend):
         _log.warning("our kernel resizes differently here; using %s (slower)", _WITHOUT_KERNEL[backend])
         return ""
     if backend == "torchvision" and not library:
-        _log.warning("no C++ compiler works here, so numpy resizes pictures: a second for a large one")
+        _log.warning("no C++ compiler works here, so torch resizes pictures: each media worker loads it")
     return library
+
+
+def resizes_by_torch(config: ServeConfig, library: str) -> bool:
+    """Whether torch itself resizes pictures. `library`: the result of `resampler()`."""
+    return pixel_backend(config) == "torchvision" and not library
 
 
 def backend_name(config: ServeConfig, limits: MediaLimits) -> str:
@@ -75,7 +82,7 @@ def backend_name(config: ServeConfig, limits: MediaLimits) -> str:
     pixels = ", torchvision's pixels" if backend == "torchvision" else ""
     if limits.resampler:
         return f"{decoding}{pixels}, our resizing"
-    return f"{decoding}{pixels} by numpy (slow)" if pixels else decoding
+    return f"{decoding}{pixels}, torch's resizing" if pixels else decoding
 
 
 def video_reading(config: ServeConfig, resampler: str = "") -> VideoReading:
@@ -90,7 +97,10 @@ def video_reading(config: ServeConfig, resampler: str = "") -> VideoReading:
 def media_workers(config: ServeConfig, limits: MediaLimits) -> MediaWorkers | None:
     """The processes that decode pictures; None if the preparation threads do."""
     n = min(n_cores(), _MOST_WORKERS) if config.media_workers is None else config.media_workers
-    return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s) if n else None
+    if not n:
+        return None
+    by_torch = resizes_by_torch(config, limits.resampler)
+    return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s, by_torch=by_torch)
 
 
 def fetch_limits(config: ServeConfig) -> FetchLimits:

@@ -163,6 +163,9 @@ def _settled(config: ServeConfig, model: ModelConfig) -> ServeConfig:
     dtype = dtype_of(config, device, model.dtype)
     if dtype == "float16" and family_of(model).overflows:
         _log.warning("numbers of this model are larger than float16 holds, and answers may be empty: --dtype bfloat16")
+    if model.fp8 is not None and config.device != "emulated":
+        kind = dtype if config.quantization == "none" else config.quantization
+        _log.info("its weights in FP8 become %s while they are read; activations are not quantised", kind)
     return msgspec.structs.replace(config, dtype=dtype)
 
 

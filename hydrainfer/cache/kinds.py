@@ -273,16 +273,19 @@ def specs_of(
     embed_block_tokens: int = 64,
     longest_span: int = 0,
     state: StateLayout | None = None,
+    local_head_dim: int = 0,
+    n_own: int | None = None,
 ) -> tuple[CacheSpec, ...]:
     """The caches that the stages of this role use. `windows`: for each layer, how many tokens a token sees, 0 for all;
     `local_kv_heads`: the KV heads of layers with a window. `embed_width`: None if the model takes no pictures.
     `longest_span`: the tokens of the largest picture, if its tokens see each other. `state`: the recurrent layers,
-    which have no window."""
+    which have no window. `local_head_dim`: the width of heads in layers with a window, unless 0. `n_own`: the number of
+    layers with a cache; those behind them use theirs."""
     specs: list[CacheSpec] = []
     if embed_width is not None:
         specs.append(EmbedSpec.of(width=embed_width, dtype=dtype, block_tokens=embed_block_tokens))
     layers: dict[int, tuple[int, ...]] = {}
-    for i, window in enumerate(windows):
+    for i, window in enumerate(windows[:n_own]):
         if state is not None and i in state.layers:
             continue
         layers[window] = (*layers.get(window, ()), i)
@@ -290,12 +293,15 @@ def specs_of(
         FullSpec.of(
             layers=1,
             kv_heads=n,
-            head_dim=head_dim,
+            head_dim=key_dim,
             dtype=dtype,
             block_tokens=kv_block_tokens,
-            value_dim=value_dim,
+            value_dim=dim,
         )
-        for n in (kv_heads, local_kv_heads)
+        for n, key_dim, dim in (
+            (kv_heads, head_dim, value_dim),
+            (local_kv_heads, local_head_dim or head_dim, local_head_dim or value_dim),
+        )
     )
     if 0 in layers:
         specs.append(msgspec.structs.replace(full, layers=layers[0]))

@@ -4,10 +4,11 @@ Called by families, models, processor, planner and assemble. Never imports torch
 vocabulary.
 """
 
-from hydrainfer.checkpoint.decoder import Decoder, Rope, TextConfig, text_config
+from hydrainfer.checkpoint.decoder import Decoder, TextConfig, text_config
 from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.family import TEXT, Family, Names, Served, text_only
 from hydrainfer.checkpoint.files import check_fields, find_json, preprocessing, read_json, require
+from hydrainfer.checkpoint.fp8 import Fp8, fp8_of
 from hydrainfer.checkpoint.hf import hf_config
 from hydrainfer.checkpoint.located import (
     describes_otherwise,
@@ -21,9 +22,13 @@ from hydrainfer.checkpoint.located import (
 )
 from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import (
+    DEFAULT_BACKEND,
+    GLM_BOUNDS,
     MAX_ASPECT,
     ClipSettings,
     FrameTimes,
+    GlmVideoSettings,
+    IdeficsSettings,
     PixelBackend,
     PixelBounds,
     PixelSettings,
@@ -33,11 +38,14 @@ from hydrainfer.checkpoint.pixels import (
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
-from hydrainfer.checkpoint.tower import Activation, Matrix, Merge, Norm, Steps, TowerConfig
+from hydrainfer.checkpoint.rope import Rope
+from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Steps, TowerConfig
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
     "ACTIVATIONS",
+    "DEFAULT_BACKEND",
+    "GLM_BOUNDS",
     "MAX_ASPECT",
     "REFERENCE",
     "TEXT",
@@ -47,7 +55,11 @@ __all__ = [
     "Experts",
     "Family",
     "Fit",
+    "Fp8",
     "FrameTimes",
+    "Gate",
+    "GlmVideoSettings",
+    "IdeficsSettings",
     "Matrix",
     "Merge",
     "ModelConfig",
@@ -70,6 +82,7 @@ __all__ = [
     "check_fields",
     "describes_otherwise",
     "find_json",
+    "fp8_of",
     "has_weights",
     "hf_config",
     "is_hub_name",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,40 +11,11 @@ from typing import Any, Literal, NamedTuple
 from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.files import require
 from hydrainfer.checkpoint.recurrence import Recurrence
-from hydrainfer.core import CheckpointError
+from hydrainfer.checkpoint.rope import ORIGINAL, Rope, rope_config
 
 Sinks = Literal["none", "all", "windows"]
 Norms = Literal["before", "around", "after"]
 HeadNorms = Literal["none", "head", "row"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """The rotary embedding of the first `fraction` of each head. `kind`: "default", "linear" (positions divided by
-    `factor`), "llama3" (by the low and high `freq_factor`), "yarn" (by the betas; `truncate`: their bounds are rounded
-    to whole pairs), "longrope" (each pair by one of `divisors`) or "proportional" (`fraction` is the share of a head's
-    pairs that are rotated; the others stay). cos and sin are multiplied by `scale`. `sections`: numbers of pairs
-    rotated by (time, row, column), which sum to half of the rotated dimensions; None if there is one position per
-    token. `interleaved`: the sections alternate instead of following each other."""
-
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    scale: float = 1.0
-    divisors: tuple[float, ...] = ()
-    fraction: float = 1.0
-    sections: tuple[int, int, int] | None = None
-    interleaved: bool = False
-
-    def dim(self, head_dim: int) -> int:
-        """The number of a head's dimensions that the rotation covers, including pairs with angle 0."""
-        return head_dim if self.kind == "proportional" else int(head_dim * self.fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +36,13 @@ class TextConfig:
     `head_dim` (stored after the head's queries), 1 (from a matrix of its own) or 0. `mtp`: the layers for multi-token
     prediction that config.json names; the first of them guesses if `guesses`, and is then one more layer of the caches,
     with `mtp_window`.
+
+    Gemma 4's: `local_head_dim` is the width of heads in layers with a window, unless 0. `reads`: for each layer, the
+    one whose keys and values it attends to; () if all have their own. `shared_intermediate`: the MLP's width in layers
+    that read those of another, unless 0. `keys_as_values`: layers without a window have no value projection, their
+    values are the projected keys; `value_norm`: values are normalised, without a weight. `per_layer`: the width of the
+    embeddings that each layer adds, of `per_layer_vocab` tokens, where `pad` stands for pictures. `scaled_layers`: what
+    leaves a layer is multiplied by a number of the checkpoint.
 
     Of the checkpoint: `paired`, its rotary pairs are neighbours, instead of the two halves of what is rotated; `fused`,
     the matrices that it holds in one ("qkv_proj", "gate_up_proj")."""
@@ -109,6 +86,34 @@ class TextConfig:
     mtp: int = 0
     mtp_window: int = 0
     guesses: bool = False
+    local_head_dim: int = 0
+    reads: tuple[int, ...] = ()
+    shared_intermediate: int = 0
+    keys_as_values: bool = False
+    value_norm: bool = False
+    per_layer: int = 0
+    per_layer_vocab: int = 0
+    pad: int = 0
+    scaled_layers: bool = False
+
+    @property
+    def n_own(self) -> int:
+        """The number of layers with keys and values of their own, or a state; the others follow behind them."""
+        return sum(i == at for i, at in enumerate(self.reads)) if self.reads else self.layers
+
+    def cache_of(self, layer: int) -> int:
+        """The layer whose cache this layer uses."""
+        return self.reads[layer] if layer < len(self.reads) else layer
+
+    def head_dims(self, window: int) -> tuple[int, int]:
+        """The widths of query and key heads, and of value heads, of layers with this window."""
+        local = self.local_head_dim if window else 0
+        return local or self.head_dim, local or self.value_dim
+
+    def intermediate_of(self, layer: int) -> int:
+        """The width of a layer's MLP."""
+        wide = self.shared_intermediate if self.cache_of(layer) != layer else 0
+        return wide or self.intermediate
 
     @property
     def cached_windows(self) -> tuple[int, ...]:
@@ -146,7 +151,8 @@ class Decoder(NamedTuple):
     rotation; `growth(hf)`: see `TextConfig`. `refused`: fields that must be null, 0 or false.
 
     `experts(hf, path)` checks and describes the experts; `recurrence(hf, path)` the layers without attention.
-    `named(hf, path)` returns the configuration under Llama's field names. `quantized`: the quantisation methods that
+    `named(hf, path)` returns the configuration under Llama's field names; `own(hf, path)` fields of `TextConfig` that
+    only this decoder has. `quantized`: the quantisation methods that
     are accepted in published weights.
     """
 
@@ -179,17 +185,16 @@ class Decoder(NamedTuple):
     growth: Callable[[Any], tuple[float, int] | None] | None = None
     refused: tuple[str, ...] = ()
     sinks: Sinks = "none"
-    experts: Callable[[Any, Path], Experts] | None = None
+    experts: Callable[[Any, Path], Experts | None] | None = None
     quantized: tuple[str, ...] = ()
     named: Callable[[Any, Path], Any] | None = None
+    own: Callable[[Any, Path], Mapping[str, Any]] | None = None
     recurrence: Callable[[Any, Path], Recurrence] | None = None
     mtp: int | None = None
     mtp_slides: bool = False
 
 
-_ORIGINAL = "original_max_position_embeddings"
 _MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional", "longrope")
 
 
 def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig:
@@ -214,7 +219,7 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
 
     rope, local_rope = _ropes(hf, kind, head_dim, path)
     context = _context(hf, kind, rope)
-    return TextConfig(
+    found = TextConfig(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
         intermediate=getattr(hf, "intermediate_size", 0),  # absent in Qwen3.5 with experts, which has no other MLPs
@@ -254,6 +259,7 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         mtp=0 if kind.mtp is None else _mtp_layers(hf, kind.mtp),
         mtp_window=max(_windows(hf, kind, context, path)) if kind.mtp_slides else 0,
     )
+    return found if kind.own is None else dataclasses.replace(found, **kind.own(hf, path))
 
 
 def _mtp_layers(hf: Any, usual: int) -> int:
@@ -287,12 +293,12 @@ def _value_scale(hf: Any, kind: Decoder) -> float:
 def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rope]:
     """The rotary embeddings of layers with full attention, and of those with a window."""
     given = getattr(hf, "rope_parameters", None) or {}
-    outside = {name: getattr(hf, name, None) for name in ("partial_rotary_factor", _ORIGINAL)}
+    outside = {name: getattr(hf, name, None) for name in ("partial_rotary_factor", ORIGINAL)}
 
     def read(parameters: Mapping[str, Any] | None) -> Rope:
         told = outside | dict(parameters or {})
-        if outside[_ORIGINAL] and not kind.ropes:
-            told[_ORIGINAL] = outside[_ORIGINAL]  # transformers gives it precedence
+        if outside[ORIGINAL] and not kind.ropes:
+            told[ORIGINAL] = outside[ORIGINAL]  # transformers gives it precedence
         rope = rope_config(told, hf.max_position_embeddings, kind.partial, path)
         dim = rope.dim(head_dim)
         fits = dim > 0 and dim % 2 == 0
@@ -352,69 +358,3 @@ def _with_sections(rope: Rope, parameters: Mapping[str, Any], kind: Decoder, hea
     fits = len(sections) == 3 and 2 * sum(sections) == rope.dim(head_dim)
     require(fits, path, f"mrope_section {list(sections)} does not sum to half of head_dim {rope.dim(head_dim)}")
     return dataclasses.replace(rope, sections=sections, interleaved=kind.interleaved)
-
-
-def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: bool, path: Path) -> Rope:
-    """The rotary embedding that `rope_parameters` (transformers 5) describes; the `rope_scaling` of older files is part
-    of it. `partial`: whether every kind may rotate only a part of each head."""
-    given = {name: value for name, value in (parameters or {}).items() if value is not None}
-    kind = given.get("rope_type") or given.get("type") or "default"
-    require(kind in ROPE_KINDS, path, f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
-    fraction = float(given.get("partial_rotary_factor", 1.0))
-    whole = partial or kind == "proportional" or fraction == 1.0
-    require(whole, path, f"partial_rotary_factor {fraction} is not supported; supported: 1.0")
-    rope = Rope(theta=float(given.get("rope_theta", 10000.0)), kind=kind, fraction=fraction)
-    try:
-        if kind == "proportional":
-            return dataclasses.replace(rope, factor=float(given.get("factor", 1.0)))
-        if kind == "linear":
-            return dataclasses.replace(rope, factor=float(given["factor"]))
-        if kind == "llama3":
-            return dataclasses.replace(
-                rope,
-                factor=float(given["factor"]),
-                low_freq_factor=float(given["low_freq_factor"]),
-                high_freq_factor=float(given["high_freq_factor"]),
-                original_context=int(given[_ORIGINAL]),
-            )
-        if kind == "longrope":
-            return _longrope(rope, given, context)
-        return _yarn(rope, given, context) if kind == "yarn" else rope
-    except KeyError as e:
-        raise CheckpointError(f"{path}: rope type {kind!r} lacks {e.args[0]}") from None
-
-
-def _longrope(rope: Rope, given: Mapping[str, Any], context: int) -> Rope:
-    """`rope` with LongRoPE's parameters for sequences within the original context (https://arxiv.org/abs/2402.13753).
-    `context`: the model's context length."""
-    original = int(given[_ORIGINAL])
-    factor = float(given.get("factor") or context / original)
-    usual = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return dataclasses.replace(
-        rope,
-        original_context=original,
-        divisors=tuple(map(float, given["short_factor"])),
-        scale=float(given.get("attention_factor", usual)),
-    )
-
-
-def _yarn(rope: Rope, given: Mapping[str, Any], context: int) -> Rope:
-    """`rope` with YaRN's parameters. `context`: the model's context length. If no factor is given, it is the ratio of
-    `context` to the original context length."""
-    original = int(given[_ORIGINAL])
-    factor = float(given.get("factor") or context / original)
-
-    def scale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    both = bool(given.get("mscale") and given.get("mscale_all_dim"))
-    usual = scale(given["mscale"]) / scale(given["mscale_all_dim"]) if both else scale(1.0)
-    return dataclasses.replace(
-        rope,
-        factor=factor,
-        original_context=original,
-        beta_fast=float(given.get("beta_fast") or 32.0),
-        beta_slow=float(given.get("beta_slow") or 1.0),
-        truncate=bool(given.get("truncate", True)),
-        scale=float(given.get("attention_factor", usual)),
-    )

@@ -16,12 +16,14 @@ class Experts:
 
     `router`: "softmax" chooses by the softmax over all experts; "chosen" chooses by scores and takes the softmax over
     the chosen ones; "sigmoid" chooses by the sigmoid of each score, if `corrected` plus a correction, among the experts
-    of `groups_chosen` of `groups` groups. `normed`: the weights are normalised to sum to one. They are then multiplied
-    by `scale`.
+    of `groups_chosen` of `groups` groups; "scaled" is "softmax" of the hidden state, normalised and times a vector, and
+    each weight is multiplied by a number of its expert. `normed`: the weights are normalised to sum to one. They are
+    then multiplied by `scale`. Experts with the router "scaled" are beside the layer's MLP, not in its place.
 
-    `shared`: the width of an MLP that all tokens go through, multiplied by a gate of its own; 0 if there is none.
+    `shared`: the width of an MLP that all tokens go through; 0 if there is none. `shared_gate`: its output is
+    multiplied by a gate of its own.
     `biased`: router and experts have biases. `limit`: the bound that gates and the values they multiply are clamped to,
-    as in GPT-OSS, and `alpha` the factor of its activation; with limit 0 the activation is silu.
+    as in GPT-OSS, and `alpha` the factor of its activation; with limit 0 the activation is silu, or GELU if `gelu`.
 
     `stored`: the layout of the weights: a tensor per expert ("apart"), all experts in one tensor ("stacked"), the same
     as [in, out] ("together"), or in MXFP4. Whatever `stored` says, a file may also have them stacked.
@@ -31,16 +33,18 @@ class Experts:
     count: int
     chosen: int
     intermediate: int
-    router: Literal["softmax", "chosen", "sigmoid"] = "softmax"
+    router: Literal["softmax", "chosen", "sigmoid", "scaled"] = "softmax"
     corrected: bool = True
     normed: bool = True
     scale: float = 1.0
     groups: int = 1
     groups_chosen: int = 1
     shared: int = 0
+    shared_gate: bool = True
     biased: bool = False
     limit: float = 0.0
     alpha: float = 1.0
+    gelu: bool = False
     stored: Literal["apart", "stacked", "together", "mxfp4"] = "apart"
 
 
@@ -49,7 +53,7 @@ _GPT_OSS_LIMIT, _GPT_OSS_ALPHA = 7.0, 1.702
 
 
 def gpt_oss(hf: Any, path: Path) -> Experts:
-    quantization = getattr(hf, "quantization_config", None)
+    quantization = getattr(hf, "quantization_config", None) or {}
     return _checked(
         Experts(
             layers=(True,) * hf.num_hidden_layers,
@@ -60,7 +64,7 @@ def gpt_oss(hf: Any, path: Path) -> Experts:
             biased=True,
             limit=getattr(hf, "swiglu_limit", _GPT_OSS_LIMIT),
             alpha=getattr(hf, "swiglu_alpha", _GPT_OSS_ALPHA),
-            stored="mxfp4" if quantization else "together",
+            stored="mxfp4" if quantization.get("quant_method") == "mxfp4" else "together",
         ),
         path,
     )
@@ -111,9 +115,21 @@ def mimo(hf: Any, path: Path) -> Experts:
     kinds = list(hf.mlp_layer_types)
     fits = len(kinds) == hf.num_hidden_layers and set(kinds) <= {"dense", "sparse"}
     require(fits, path, f"mlp_layer_types must name {hf.num_hidden_layers} layers, each dense or sparse")
+    return _grouped(hf, tuple(kind == "sparse" for kind in kinds), path)
+
+
+def glm4v(hf: Any, path: Path) -> Experts:
+    """The experts of GLM-4.5V: all tokens go through some of them, which are stored as one wide MLP."""
+    n, dense = hf.num_hidden_layers, hf.first_k_dense_replace
+    found = _grouped(hf, (False,) * min(dense, n) + (True,) * max(n - dense, 0), path)
+    return replace(found, shared=hf.moe_intermediate_size * (hf.n_shared_experts or 0), shared_gate=False)
+
+
+def _grouped(hf: Any, layers: tuple[bool, ...], path: Path) -> Experts:
+    """Experts in groups, with DeepSeek's router."""
     groups = hf.n_group
     found = Experts(
-        layers=tuple(kind == "sparse" for kind in kinds),
+        layers=layers,
         count=hf.n_routed_experts,
         chosen=hf.num_experts_per_tok,
         intermediate=hf.moe_intermediate_size,

@@ -43,7 +43,7 @@ class Names(NamedTuple):
         return parts.get(room, ())
 
 
-TEXT = Names(rooms=((r"model\.(?=embed_tokens\.|layers\.|norm\.)", "text."),))
+TEXT = Names(rooms=((r"model\.(?=embed_tokens|layers\.|norm\.|per_layer_)", "text."),))
 """The names of checkpoints that hold a decoder alone."""
 
 
@@ -54,12 +54,13 @@ class Family(NamedTuple):
 
     `decoder`: the family's decoder; None if config.json names another family's. `vision(hf, path)` checks and describes
     the vision tower; None for text-only models. `around`: the fields of config.json that name the tokens around each
-    picture. `frame`: the text that the first of these tokens, which is all that the chat template writes for a picture,
-    becomes in a prompt; "" if the template writes the whole text itself. `sees_whole`: see `ModelConfig`. `dtype`: the
-    default if config.json names none; `overflows`: float16 does not hold the numbers of published models. `fields`:
-    what values fields of config.json may have, besides those that `files.read_json` checks for all families.
-    `n_template` and `n_around` are for the planner, which has no tokenizer: the number of tokens of the chat template,
-    including its default system text, and of those around each picture.
+    picture and, if these are others, around each video. `frame`: the text that the first of these tokens, which is all
+    that the chat template writes for a picture, becomes in a prompt; "" if the template writes the whole text itself.
+    `framed_videos`: a video's frames are pictures in the prompt, with the placeholders of pictures. `sees_whole`: see
+    `ModelConfig`. `dtype`: the default if config.json names none; `overflows`: float16 does not hold the numbers of
+    published models. `fields`: what values fields of config.json may have, besides those that `files.read_json` checks
+    for all families. `n_template` and `n_around` are for the planner, which has no tokenizer: the number of tokens of
+    the chat template, including its default system text, and of those around each picture.
     """
 
     model_type: str
@@ -71,6 +72,7 @@ class Family(NamedTuple):
     videos: str = ""
     around: tuple[str, ...] = ()
     frame: str = ""
+    framed_videos: bool = False
     sees_whole: bool = False
     dtype: str = "float16"
     fields: Mapping[str, Rule] = {}

@@ -132,8 +132,9 @@ POSITIVE = number(1e-9, 1e12)
 _ROPES = ("rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 _PARTS = ("text_config", "vision_config", *_ROPES)
 _PROCESSORS = ("image_processor", "video_processor")
-_SECTIONS = (*_PARTS, *_PROCESSORS, "size", "crop_size")
+_SECTIONS = (*_PARTS, *_PROCESSORS, "size", "crop_size", "max_image_size")
 _SWITCHES = (
+    "do_image_splitting",
     "do_pan_and_scan",
     "do_resize",
     "do_center_crop",
@@ -205,6 +206,7 @@ _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(_SWITCHES, maybe(instance(bool, "true or false"))),
     **dict.fromkeys(("min_patches", "max_patches"), maybe(whole(1, 100))),
     "fps": maybe(POSITIVE),
+    "max_duration": maybe(whole(1, 2**24)),
     "resample": maybe(whole(0, 5)),
     "rescale_factor": maybe(POSITIVE),
     "image_mean": maybe(listed(number(-1e6, 1e6), 3)),

@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from hydrainfer.checkpoint.decoder import TextConfig
+from hydrainfer.checkpoint.fp8 import Fp8
 from hydrainfer.checkpoint.pixels import PixelBackend
 
 Fit = Callable[[int, int], int]
@@ -50,6 +51,12 @@ class VisionConfig(Protocol):
         """The layers whose features are added in the first language layers."""
         return ()
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The special tokens, by their texts, that stand around or inside a picture besides `ModelConfig.around`. A
+        user's text may not have them."""
+        return ()
+
     def by(self, backend: PixelBackend) -> Self:
         """The description with pictures prepared by this backend. Raises `ConfigError` if it lacks a filter."""
 
@@ -62,7 +69,8 @@ class ModelConfig:
     """The description of a model for this engine. `vision` is the family's own `VisionConfig`, None for text-only
     models. `media_tokens`: ids of the placeholders of pictures and, if the model takes any, videos; `around`: ids of
     the tokens before and after each. `sees_whole`: tokens of a picture see each other in both directions, so all of
-    them are computed at once. `dtype` is that of the saved weights."""
+    them are computed at once. `dtype` is that of the saved weights, or of what those in FP8 were made from: `fp8`
+    describes these, None if the checkpoint has none."""
 
     architecture: str
     text: TextConfig
@@ -71,6 +79,7 @@ class ModelConfig:
     dtype: str
     around: tuple[int, ...] = ()
     sees_whole: bool = False
+    fp8: Fp8 | None = None
 
     def by(self, backend: PixelBackend) -> ModelConfig:
         """The description with pictures, if the model takes any, prepared by this backend. Raises `ConfigError` if it

@@ -14,12 +14,16 @@ import msgspec
 
 from hydrainfer.core import CheckpointError, ConfigError
 
-BICUBIC = 3  # Pillow's number of the filter
+BICUBIC, LANCZOS = 3, 1  # Pillow's numbers of the filters
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 _HALF = (0.5, 0.5, 0.5)
+_GLM_FRAMES = 2 * 30_000 * 28 * 28  # of all frames of a video, by default
+_GLM_SECONDS, _MAX_FPS = 300, 1000
 FrameTimes = Literal["counted", "timed", "told"]
 PixelBackend = Literal["pillow", "torchvision"]
 """The library whose results are reproduced to the last bit, as transformers' image processors do with either."""
+DEFAULT_BACKEND: PixelBackend = "torchvision"
+"""The backend where nobody has chosen one, as in transformers."""
 _FILTERS = {
     1: "Lanczos",
     2: "bilinear",
@@ -30,9 +34,10 @@ _FILTERS = {
 class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that all preprocessing has. `resample`: Pillow's number of the filter. `scale`, then `mean` and
     `std` of red, green and blue, are applied on the device; for the processor they are only a part of a picture's
-    key. `backend` decides how pictures are resized, cropped and normalised."""
+    key. `std` is empty if pixels are only scaled. `backend` decides how pictures are resized, cropped and
+    normalised."""
 
-    backend: PixelBackend = "pillow"
+    backend: PixelBackend = DEFAULT_BACKEND
     resample: int = BICUBIC
     scale: float = 1 / 255
     mean: tuple[float, ...] = _MEAN
@@ -56,7 +61,7 @@ class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
             resample=stated(given, "resample", BICUBIC) if resize else BICUBIC,
             scale=stated(given, "rescale_factor", 1 / 255) if rescale else 1.0,
             mean=tuple(map(float, stated(given, "image_mean", _MEAN))) if normalise else (0.0,) * 3,
-            std=tuple(map(float, stated(given, "image_std", _STD))) if normalise else (1.0,) * 3,
+            std=tuple(map(float, stated(given, "image_std", _STD))) if normalise else (),
             **own,
         )
 
@@ -128,8 +133,9 @@ class PixelBounds(msgspec.Struct, frozen=True):
 
 
 MAX_ASPECT = 200
-"""The highest ratio of a picture's sides, for Qwen's towers."""
+"""The highest ratio of a picture's sides, for Qwen's and GLM's towers."""
 PICTURE_BOUNDS = PixelBounds(56 * 56, 28 * 28 * 1280)
+GLM_BOUNDS = PixelBounds(112 * 112, 28 * 28 * 15_000)
 _FRAME_BOUNDS = {
     "counted": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
     "timed": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
@@ -139,13 +145,15 @@ _FRAME_BOUNDS = {
 
 class QwenSettings(PixelSettings, frozen=True, kw_only=True):
     """The preprocessing of Qwen's towers. `patch`: side of a patch in pixels. `merge` squared patches of `temporal`
-    frames are one token."""
+    frames are one token. `in_time`: `bounds` are for all frames together, so for the `temporal` equal ones that a
+    picture stands for."""
 
     patch: int = 14
     merge: int = 2
     temporal: int = 2
     bounds: PixelBounds = PICTURE_BOUNDS
     resize: bool = True
+    in_time: bool = False
 
     @property
     def factor(self) -> int:
@@ -156,14 +164,19 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
     def tokens(self) -> int:
         """The rows of the largest picture. This is the picture with the most pixels, or a narrow one, whose short side
         is at least one token."""
-        least, most, side = self.bounds.least, self.bounds.most, self.factor
+        frames = self.temporal if self.in_time else 1
+        least, most, side = self.bounds.least / frames, self.bounds.most / frames, self.factor
         narrow = (math.sqrt(least / MAX_ASPECT) // side + 1) * (math.sqrt(max(least, most) * MAX_ASPECT) // side + 1)
         return int(max(most // side**2, narrow, 1))
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], default: PixelBounds = PICTURE_BOUNDS, patch: int = 14) -> QwenSettings:
-        """Read the configuration of a picture or video preprocessor, in old and new spellings. Raises
-        `CheckpointError`."""
+    def read(
+        cls, given: Mapping[str, Any], default: PixelBounds = PICTURE_BOUNDS, patch: int = 14, *, in_time: bool = False
+    ) -> QwenSettings:
+        """Read the configuration of a picture or video preprocessor, in old and new spellings. Bounds `in_time` are
+        given as a size only. Raises `CheckpointError`."""
+        if in_time:
+            given = {name: value for name, value in given.items() if name not in ("min_pixels", "max_pixels")}
         size = given.get("size") or {}
         if not isinstance(size, Mapping):
             raise CheckpointError("preprocessor_config.json: size must give shortest_edge and longest_edge")
@@ -178,14 +191,49 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
             temporal=stated(given, "temporal_patch_size", 2),
             bounds=PixelBounds(least, most),
             resize=given.get("do_resize", True),
+            in_time=in_time,
+        )
+
+    def check_like(self, pictures: QwenSettings) -> None:
+        """Raise `CheckpointError` unless frames with these settings are cut and normalised as pictures are."""
+        cut, wanted = ((s.patch, s.merge, s.temporal, s.scale, s.mean, s.std) for s in (self, pictures))
+        if cut != wanted:
+            raise CheckpointError(
+                "video_preprocessor_config.json cuts or normalises frames otherwise than pictures are; "
+                "give it the patch sizes, scale, mean and deviation of preprocessor_config.json"
+            )
+
+
+class IdeficsSettings(PixelSettings, frozen=True, kw_only=True):
+    """The preprocessing of Idefics3 and SmolVLM. `edge`: the longest edge in pixels after the first resize; None if
+    there is none. `tile`: the side of a tile in pixels. `split`: whether a larger picture becomes several tiles."""
+
+    resample: int = LANCZOS
+    edge: int | None = 4 * 364
+    tile: int = 364
+    split: bool = True
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> IdeficsSettings:
+        """Read a preprocessor configuration. Raises `CheckpointError`."""
+        size, tile = stated(given, "size", {"longest_edge": 4 * 364}), stated(given, "max_image_size", {})
+        if not isinstance(size, Mapping) or "longest_edge" not in size:
+            raise CheckpointError("preprocessor_config.json: size must give longest_edge for this model")
+        if not isinstance(tile, Mapping):
+            raise CheckpointError("preprocessor_config.json: max_image_size must give longest_edge")
+        usual = {"resample": LANCZOS, "image_mean": _HALF, "image_std": _HALF}
+        return cls._settled(
+            usual | dict(given) | {"do_resize": True},  # pictures are resized in any case
+            edge=size["longest_edge"] if given.get("do_resize", True) else None,
+            tile=tile.get("longest_edge") or 364,
+            split=given.get("do_image_splitting", True),
         )
 
 
 class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The preprocessing of videos. `times`: how the time of a pair of frames enters the prompt: as the number of the
-    pair ("counted"), as a position in time ("timed"), or as text ("told"). `frames.bounds` apply to a frame or, if
-    times are told, to all frames together. `shared`: every frame has at most an equal share of `max_tokens`. `start`
-    and `end` are the texts around each pair whose time is told."""
+    pair ("counted"), as a position in time ("timed"), or as text ("told"). `shared`: every frame has at most an equal
+    share of `max_tokens`. `start` and `end` are the texts around each pair whose time is told."""
 
     frames: QwenSettings
     times: FrameTimes
@@ -210,16 +258,11 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Read the configuration of a video preprocessor. `pictures`: the patch sizes and normalisation that the vision
         tower takes. Qwen3-VL's has other defaults than that of pictures, and bounds only as a size. Raises
         `CheckpointError`."""
-        if times == "told":
-            bounds = ("min_pixels", "max_pixels")
-            given = {"image_mean": _HALF, "image_std": _HALF} | {k: v for k, v in given.items() if k not in bounds}
-        frames = QwenSettings.read(given, _FRAME_BOUNDS[times], pictures.patch)
-        cut, wanted = ((s.patch, s.merge, s.temporal, s.scale, s.mean, s.std) for s in (frames, pictures))
-        if cut != wanted:
-            raise CheckpointError(
-                "video_preprocessor_config.json cuts or normalises frames otherwise than pictures are; "
-                "give it the patch sizes, scale, mean and deviation of preprocessor_config.json"
-            )
+        told = times == "told"
+        if told:
+            given = {"image_mean": _HALF, "image_std": _HALF} | dict(given)
+        frames = QwenSettings.read(given, _FRAME_BOUNDS[times], pictures.patch, in_time=told)
+        frames.check_like(pictures)
         return cls(
             frames=frames,
             times=times,
@@ -228,8 +271,35 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
             min_frames=given.get("min_frames", 4),
             max_frames=given.get("max_frames", 768),
             shared=given.get("cap_pixels_per_frame", False),
-            max_tokens=given.get("max_video_tokens", 768 if times == "told" else 128_000),
+            max_tokens=given.get("max_video_tokens", 768 if told else 128_000),
             tokens_per_second=tokens_per_second,
+        )
+
+
+class GlmVideoSettings(QwenVideoSettings, frozen=True, kw_only=True):
+    """The preprocessing of videos of the GLM families. `sampler`: how frames are chosen, and their times written.
+    "glm4v" takes `fps` frames per second of up to `max_duration` seconds, "glm46v" decides by the video's length."""
+
+    sampler: Literal["glm4v", "glm46v"]
+    max_duration: int = _GLM_SECONDS
+
+    @classmethod
+    def read_glm(cls, given: Mapping[str, Any], pictures: QwenSettings) -> GlmVideoSettings:
+        """Read the configuration of a video preprocessor, whose class decides the sampler. Raises `CheckpointError`."""
+        bounds = PixelBounds(GLM_BOUNDS.least, _GLM_FRAMES)
+        frames = QwenSettings.read(given, bounds, pictures.patch, in_time=True)
+        frames.check_like(pictures)
+        names = given.get("video_processor_type"), given.get("processor_class")
+        newer = str(next(filter(None, names), "")).startswith("Glm46V")
+        fps, longest = given.get("fps", 2.0), given.get("max_duration", _GLM_SECONDS)
+        if fps > _MAX_FPS:
+            raise CheckpointError(f"video_preprocessor_config.json: fps is {fps}; it must be at most {_MAX_FPS}")
+        return cls(
+            frames=frames,
+            times="told",
+            fps=float(fps),
+            max_duration=longest,
+            sampler="glm46v" if newer else "glm4v",
         )
 
 

@@ -91,7 +91,7 @@ def gated_delta(hf: Any, path: Path) -> Recurrence:
 def _of_type(hf: Any, name: str, path: Path, others: tuple[str, ...] = _ATTENTION[:1]) -> tuple[int, ...]:
     """The layers whose entry in `layer_types` is `name`. All others must be of the types in `others`, and at least one
     must have full attention. Raises `CheckpointError`."""
-    named, n = list(hf.layer_types), hf.num_hidden_layers
+    named, n = list(hf.layer_types or ()), hf.num_hidden_layers
     require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
     unknown = " and ".join(sorted(set(named) - {name, *others}))
     require(not unknown, path, f"{unknown} is not supported; supported: {', '.join((name, *others))}")

@@ -20,12 +20,24 @@ class Norm(NamedTuple):
 
 class Matrix(NamedTuple):
     """A product with a matrix, which makes rows of `width` numbers. `name`: our name of its tensors. `transposed`: the
-    file holds [in, out] as one tensor of this name, without a bias."""
+    file holds [in, out] as one tensor of this name, without a bias; `kernel`: it holds [out, in, rows, columns], a
+    convolution of merge squares whose numbers lie "unfolded"."""
 
     name: str
     width: int
     bias: bool = True
     transposed: bool = False
+    kernel: bool = False
+
+
+class Gate(NamedTuple):
+    """The activation of a product with the matrix `gate`, times that with `up`; both make rows of `width` numbers, and
+    have no bias."""
+
+    gate: str
+    up: str
+    width: int
+    activation: str
 
 
 class Activation(NamedTuple):
@@ -36,12 +48,13 @@ class Activation(NamedTuple):
 
 class Merge(NamedTuple):
     """The rows of a square of `TowerConfig.merge` patches become one. "beside": their numbers lie beside each other,
-    patch after patch; pixel shuffle is the same. "mean": their mean."""
+    patch after patch; pixel shuffle is the same. "unfolded": likewise, but the patches' first numbers lie before their
+    second ones. "mean": their mean."""
 
-    how: Literal["beside", "mean"]
+    how: Literal["beside", "unfolded", "mean"]
 
 
-Steps = tuple[Norm | Matrix | Activation | Merge, ...]
+Steps = tuple[Norm | Matrix | Gate | Activation | Merge, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,26 +62,26 @@ class TowerConfig(VisionConfig):
     """A vision transformer over squares of `image_size` pixels, at most `squares` of a picture, or, if that is 0, over
     pictures and frames of any size.
 
-    **Patches** have a side of `patch` pixels and `temporal` frames. `patch_bias`: of their matrix. `positions`: a
-    table that is added, for squares "learned", a row for each row; for any size "bilinear", a square of `grid` rows a
-    side, stretched over each picture. `class_row`: one more row before the patches of a square; `keep_class`: it is
-    used, too. `batched`: in the files, positions and the class row have a batch of one. `pre_norm`: a norm before the
-    blocks.
+    **Patches** have a side of `patch` pixels and `temporal` frames. `patch_bias`: of their matrix, whose rows are
+    normalised if `patch_norm`. `positions`: a table that is added, for squares "learned", a row for each row; for any
+    size "bilinear" or "bicubic", a square of `grid` rows a side, stretched over each picture. `class_row`: one more row
+    before the patches of a square; `keep_class`: it is used, too. `batched`: in the files, positions and the class row
+    have a batch of one. `pre_norm`: a norm before the blocks.
 
-    **Blocks**: `norm` is the kind of all norms, with `norm_eps`. `qk_norm`: an RMS norm, with `qk_eps`, over a row of
-    queries, and one of keys, all heads together ("row"). `gated`: the activation of one half of the MLP's first matrix
-    is multiplied by the other half. `layer_scale`: what attention and MLP add is multiplied by a vector. `fused`:
-    queries, keys and values are one tensor in the files; `qkv_bias`: these have a bias. `rotation` of queries and keys
-    by row and column with the base `theta`, for towers of any size: "halves", those of all rows' frequencies, then of
-    all columns'. `window`: side, in tokens, of the squares within which all layers but `full_layers` attend; 0 without
-    windows.
+    **Blocks**: `norm` is the kind of all norms, with `norm_eps`. `qkv_bias`, `out_bias`, `mlp_bias`: of the matrices.
+    `qk_norm`: an RMS norm of queries and keys, with `qk_eps`, before they are rotated, of each head by itself or of all
+    heads together ("row"). `gated`: the activation of one half of the MLP's first matrix is multiplied by the other
+    half. `layer_scale`: what attention and MLP add is multiplied by a vector. `fused`: queries, keys and values are one
+    tensor in the files. `rotation` of queries and keys by row and column with the base `theta`, for towers of any size:
+    "halves", those of all rows' frequencies, then of all columns'. `window`: side, in tokens, of the squares within
+    which all layers but `full_layers` attend; 0 without windows.
 
     **Projector**: `features` are the hidden states that are used, 0 for the embeddings, i for the output of layer i;
     several lie beside each other. `steps` bring them to the language model's width; then rows are multiplied by
     `scale`, which is that of text embeddings where a decoder scales all its input. `merge` squared patches become a
     token. `levels`: layers whose outputs, by `level_steps`, are added in the first language layers.
 
-    `pixels` and `videos`: the preprocessing."""
+    `pixels` and `videos`: the preprocessing. `marks`: see `VisionConfig`."""
 
     hidden: int
     intermediate: int
@@ -85,19 +98,22 @@ class TowerConfig(VisionConfig):
     merge: int = 1
     videos: QwenVideoSettings | None = None
     patch_bias: bool = False
-    positions: Literal["none", "learned", "bilinear"] = "none"
+    patch_norm: bool = False
+    positions: Literal["none", "learned", "bilinear", "bicubic"] = "none"
     grid: int = 0
     class_row: bool = False
     keep_class: bool = False
     batched: bool = False
     pre_norm: bool = False
     norm: Literal["layer", "rms"] = "layer"
-    qk_norm: Literal["none", "row"] = "none"
+    qkv_bias: bool = True
+    out_bias: bool = True
+    mlp_bias: bool = True
+    qk_norm: Literal["none", "row", "head"] = "none"
     qk_eps: float = 1e-6
     gated: bool = False
     layer_scale: bool = False
     fused: bool = False
-    qkv_bias: bool = True
     rotation: Literal["none", "halves"] = "none"
     theta: float = 10_000.0
     window: int = 0
@@ -106,6 +122,7 @@ class TowerConfig(VisionConfig):
     scale: float = 1.0
     levels: tuple[int, ...] = ()
     level_steps: tuple[Steps, ...] = ()
+    marks: tuple[str, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -168,9 +185,9 @@ def _weights(steps: Steps, width: int, n_merged: int) -> int:
     """The number of weights in the matrices of these steps over rows of `width` numbers."""
     total = 0
     for step in steps:
-        if isinstance(step, Merge) and step.how == "beside":
+        if isinstance(step, Merge) and step.how != "mean":
             width *= n_merged
-        elif isinstance(step, Matrix):
-            total += width * step.width
+        elif isinstance(step, Matrix | Gate):
+            total += width * step.width * (1 + isinstance(step, Gate))
             width = step.width
     return total

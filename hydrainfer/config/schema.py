@@ -379,9 +379,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["auto", "torchvision", "pillow", "dali"],
         _help(
             "Media",
-            "auto: Pillow, with our compiled resizing of the same result where the processor has AVX2; torchvision: "
-            "torchvision's pixels, which need neither it nor torch; pillow: without our resizing; dali (an extra): "
-            "JPEGs on the GPU, not the reference's pixels.",
+            "Whose pixels a model sees. torchvision (auto): what transformers, vLLM and SGLang show it, without "
+            "torchvision; pillow: Pillow's, as before; dali (an extra): JPEGs on the GPU, not the reference's pixels.",
         ),
     ] = "auto"
     media_workers: Annotated[

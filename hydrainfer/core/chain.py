@@ -97,4 +97,6 @@ def _keys_in(chain: bytes) -> tuple[bytes, ...]:
 def _said(span: MediaSpan) -> bytes:
     """A digest of everything about a picture that the KV depends on, except for its place."""
     facts = repr((span.n_tokens, span.grid, span.times, span.joined)).encode()
+    if span.gaps:
+        facts += repr(span.gaps).encode()
     return blake2b(span.key + facts, digest_size=KEY_BYTES).digest()

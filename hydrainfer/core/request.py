@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -186,15 +187,21 @@ def _check(ok: bool, param: str, rule: str, value: object) -> None:
         raise InvalidRequest(f"{param} {rule}, not {value}", param=param)
 
 
-class MediaSpan(msgspec.Struct, frozen=True):
+class MediaSpan(msgspec.Struct, frozen=True, omit_defaults=True):
     """One picture, or the frames of a video that are encoded together.
 
-    `start`, `n_tokens`: its placeholder tokens in the prompt. `key`: the content key of its embedding. `pixels`: a
-    reference to its array, which travels outside the message. `grid`: what the vision tower needs besides the pixels:
-    for models with multimodal rotary positions (frames, rows, columns) of its tokens; for LLaVA-NeXT (rows of tiles,
-    rows of patches, columns of patches), both without padding. `times`: the positions of its frames in time, () for 0,
-    1, ...; `joined`: it continues the span before it, so that its positions count from the same origin. `whole`: its
-    tokens see each other in both directions, so that one chunk must have all of them.
+    `start`: its first placeholder in the prompt. `n_tokens`: the number of its placeholders, which is that of the rows
+    of its embedding. `key`: the content key of its embedding. `pixels`: a reference to its array, which travels outside
+    the message. `grid`: what the vision tower needs besides the pixels: for models with multimodal rotary positions
+    (frames, rows, columns) of its tokens; for LLaVA-NeXT (rows of tiles, rows of patches, columns of patches), both
+    without padding. `times`: the positions of its frames in time, () for 0, 1, ...; `joined`: it continues the span
+    before it, so that its positions count from the same origin. `whole`: its tokens see each other in both directions,
+    so that one chunk must have all of them. `gaps`: the other tokens between its placeholders, () for none, as pairs
+    (row, n): before the placeholder of this row, the span has `n` other tokens in all. A span begins and ends with a
+    placeholder, so 0 < row < `n_tokens`, and both numbers ascend.
+
+        start=5, n_tokens=5, gaps=((2, 1), (4, 3)), end=13     position  5  6  7  8  9 10 11 12
+                                                                    row  0  1  -  2  3  -  -  4
     """
 
     start: int
@@ -205,10 +212,26 @@ class MediaSpan(msgspec.Struct, frozen=True):
     times: tuple[int, ...] = ()
     joined: bool = False
     whole: bool = False
+    gaps: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
+        if self.gaps:
+            return self.start + self.n_tokens + self.gaps[-1][1]
         return self.start + self.n_tokens
+
+    def rows_before(self, position: int) -> int:
+        """The number of its placeholders before this position in the prompt."""
+        n_before = max(0, position - self.start)
+        if self.gaps:
+            passed = bisect_right(self.gaps, n_before, key=sum)  # a gap ends at offset row + n
+            if passed < len(self.gaps):
+                n_most = self.gaps[passed][0]
+            else:
+                n_most = self.n_tokens
+            n_others = self.gaps[passed - 1][1] if passed else 0
+            return min(n_before - n_others, n_most)
+        return min(n_before, self.n_tokens)
 
 
 class Share(NamedTuple):

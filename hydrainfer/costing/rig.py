@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hydrainfer.assemble.media import pixel_backend
 from hydrainfer.assemble.model import free_unused, lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import dtype_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
@@ -245,7 +246,7 @@ class Rig:
 
 def load_whole(config: ServeConfig) -> Model:
     """The model with both towers. Raises `ConfigError` or `CheckpointError`."""
-    described = read_config(model_folder(config))
+    described = read_config(model_folder(config)).by(pixel_backend(config))
     dtype = dtype_of(config, torch_device(config), described.dtype)
     return load_for(config, described, Role.parse("EPD"), dtype, config.threads or torch.get_num_threads())
 

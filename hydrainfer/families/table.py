@@ -18,6 +18,7 @@ from hydrainfer.checkpoint import (
     Served,
     check_fields,
     describes_otherwise,
+    fp8_of,
     hf_config,
     read_json,
     require,
@@ -119,11 +120,11 @@ def parse_config(path: str | Path) -> ParsedConfig:
 
 
 def _check_wide(raw: dict[str, Any], family: Family, path: Path) -> None:
-    """Refuse quantised weights, unless the family supports the method. AWQ, GPTQ, compressed-tensors, FP8 and others
-    all set these fields."""
+    """Refuse quantised weights, unless they are in FP8 or the family supports the method. AWQ, GPTQ,
+    compressed-tensors and others all set these fields."""
     text = raw.get("text_config") or {}
     found = raw.get("quantization_config") or raw.get("compression_config") or text.get("quantization_config")
-    if found is None:
+    if found is None or fp8_of(found, path) is not None:
         return
     method = found.get("quant_method", "an unknown method") if isinstance(found, dict) else "an unknown method"
     if family.decoder is not None and method in family.decoder.quantized:
@@ -166,4 +167,5 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
         dtype=str(dtype).removeprefix("torch."),
         around=tuple(getattr(hf, field) for field in family.around),
         sees_whole=family.sees_whole,
+        fp8=fp8_of(getattr(hf, "quantization_config", None) or getattr(text, "quantization_config", None), path),
     )

@@ -4,10 +4,11 @@ Called by assemble (loading) and runtime (encode, embed, forward, logits). Knows
 block ownership. `families` names the vision tower of each model.
 """
 
-from hydrainfer.models.decoder import Decoder, DeepRows, LastRows, LayerCache
+from hydrainfer.models.decoder import Decoder
 from hydrainfer.models.fingerprint import fingerprint, whole_fingerprint
 from hydrainfer.models.load import DTYPES, holds_mtp, load_model
 from hydrainfer.models.model import Model, attentions_of, cache_specs
+from hydrainfer.models.passes import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import Bucket, Passes, PassSize, PatchedPicture, VisionTower, tower_of
 
 __all__ = [

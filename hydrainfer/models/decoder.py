@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import TextConfig
 from hydrainfer.models.layer import LlamaLayer, norm_dtype
+from hydrainfer.models.passes import DeepRows, LastRows, LayerCache, Pass, Turn
+from hydrainfer.models.per_layer import PerLayerInputs
 from hydrainfer.models.rope import angles, axes, inverse_frequencies
 from hydrainfer.models.slots import Slot, Weight, empty, matrix
 from hydrainfer.ops import (
@@ -30,48 +32,6 @@ _LARGE_HEAD = 32 << 20
 """The size in bytes from which a head's shortlist saves more time than it costs."""
 
 
-class LayerCache(NamedTuple):
-    """One layer's cache in one step: its tensors `parts` by name, `[n_blocks, *shape]` each, and the batch with this
-    cache's block tables. `wait()` is called before the layer: what it reads may still be on its way to the device."""
-
-    parts: Mapping[str, Tensor]
-    batch: AttentionBatch | ScanBatch
-    wait: Callable[[], None] = lambda: None
-
-    @property
-    def kv(self) -> KV:
-        """Keys and values of every token."""
-        return KV(self.parts["keys"], self.parts["values"])
-
-
-class LastRows(NamedTuple):
-    """The rows whose hidden states are wanted, `rows` [n] int64. `batch`: their requests as decodes, with the block
-    tables of the last layer; None if that layer has no attention."""
-
-    rows: Tensor
-    batch: AttentionBatch | None
-
-
-class DeepRows(NamedTuple):
-    """Visual features for the first layers: `features[:, i]` is added to `rows` after layer i. `rows` [n] int64,
-    `features` [n, levels, hidden]."""
-
-    rows: Tensor
-    features: Tensor
-
-
-class Turn(NamedTuple):
-    """The rotation of one layer: `cos`, `sin` [rows, dim / 2]; see `angles`. `growth` [rows, 1, 1]: what queries are
-    multiplied by; None if by nothing."""
-
-    cos: Tensor
-    sin: Tensor
-    growth: Tensor | None = None
-
-    def of(self, rows: Tensor) -> Turn:
-        return Turn(self.cos[rows], self.sin[rows], None if self.growth is None else self.growth[rows])
-
-
 class Run(NamedTuple):
     """Layers `first` .. `stop - 1`, which `decode` computes in one call; a single layer if `decode` is None."""
 
@@ -86,9 +46,10 @@ class Decoder:
     def __init__(self, config: TextConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self._ops = ops
-        self._inverse, self._local_inverse = (
-            inverse_frequencies(rope, config.head_dim).to(device) for rope in (config.rope, config.local_rope)
-        )
+        local = config.head_dims(window=1)[0]
+        ropes = (config.rope, config.head_dim), (config.local_rope, local)
+        self._inverse, self._local_inverse = (inverse_frequencies(*rope).to(device) for rope in ropes)
+        self._two_turns = ropes[0] != ropes[1]
         self._gated = ops.silu_and_mul if config.activation == "silu" else ops.gelu_tanh_and_mul
         same = norm_dtype(config, dtype) == dtype
         self._norm: Callable[[Tensor, Tensor, float], Tensor] = ops.rms_norm if same else ops.rms_norm_wide
@@ -98,6 +59,8 @@ class Decoder:
         self._dtype = dtype
         self.table = matrix(ops, whole, dtype, device) if config.tied else empty(whole, dtype, device)
         self.layers = [LlamaLayer.make(config, i, ops, dtype, device) for i in range(config.layers)]
+        self.per_layer = PerLayerInputs(config, ops, dtype, device) if config.per_layer else None
+        self._read = {layer.at for layer in self.layers if layer.at != layer.number}
         self.norm = empty((config.hidden,), norm_dtype(config, dtype), device)
         self.head = self.table if config.tied else matrix(ops, whole, dtype, device)
         short = ops.likeliest is not None and self.head.nbytes >= _LARGE_HEAD and config.hidden % 32 == 0
@@ -108,6 +71,8 @@ class Decoder:
         found = {"text.embed_tokens.weight": Slot(self.table), "text.norm.weight": norm}
         if not self.config.tied:
             found["lm_head.weight"] = Slot(self.head)
+        if self.per_layer is not None:
+            found |= self.per_layer.slots()
         for i, layer in enumerate(self.layers):
             found |= layer.slots(f"text.layers.{i}", self.config)
         return found
@@ -115,7 +80,7 @@ class Decoder:
     def multiplied(self) -> list[Weight]:
         """The weights that a prompt's rows are multiplied by through `ops`, as they are multiplied. Most rows of the
         last layer need only keys and values, and few rows are multiplied by the head."""
-        last = self.layers[-1]
+        last = self.layers[self.config.n_own - 1]
         rest = [last.qkv[last.widths[0] :]] if last.mixer is None else []
         return [weight for layer in self.layers for weight in layer.multiplied()] + rest
 
@@ -137,27 +102,44 @@ class Decoder:
         caches: Sequence[LayerCache],
         last: LastRows | None = None,
         deep: DeepRows | None = None,
+        ids: Tensor | None = None,
     ) -> Tensor:
         """Run all layers over `x` [rows, hidden] (overwritten), writing keys and values of every row into `caches`, one
-        per layer. `positions` int64 [rows], or [3, rows] of (time, row, column).
+        per layer. `positions` int64 [rows], or [3, rows] of (time, row, column). `ids` int64 [rows]: the tokens, for
+        models with per-layer embeddings.
 
-        Returns the normalised hidden states [rows, hidden]. With `last` it returns only those rows, and the last layer
-        computes only keys and values for the others.
+        Returns the normalised hidden states [rows, hidden]. With `last` it returns only those rows; the last layer with
+        a cache of its own computes only keys and values for the others, and those behind it nothing.
         """
-        turns = self._turns(positions)
+        run = Pass(self._turns(positions), {})
+        if self.per_layer is not None:
+            assert ids is not None, "a model with per-layer embeddings needs the tokens"
+            run.given = self.per_layer.of(x, ids, self._norm)
         if last is None and deep is None and self._few_decodes(x, caches[0].batch):
-            self._decode(x, turns, caches)
+            self._decode(x, run, caches)
             return self._norm(x, self.norm, self.config.norm_eps)
-        n_full = len(self.layers) if last is None else len(self.layers) - 1
+        n_full = len(self.layers) if last is None else self.config.n_own - 1
         for i in range(n_full):
-            self._layer(i, x, turns, caches)
+            self._layer(i, x, run, caches)
             if deep is not None and i < deep.features.shape[1]:
                 x.index_add_(0, deep.rows, deep.features[:, i])
         if last is not None:
-            caches[n_full].wait()
-            x = self._attend_last(self.layers[-1], x, turns[-1], caches[n_full], last)
-            self._mlp(self.layers[-1], x)
+            x = self._rest(n_full, x, run, caches, last)
         return self._norm(x, self.norm, self.config.norm_eps)
+
+    def _rest(self, first: int, x: Tensor, run: Pass, caches: Sequence[LayerCache], last: LastRows) -> Tensor:
+        """The layers from number `first` on, for the wanted rows alone. Returns these rows of `x`."""
+        caches[first].wait()
+        x = self._attend_last(self.layers[first], x, run, caches[first], last)
+        run.turns = [turn.of(last.rows) for turn in run.turns] if first + 1 < len(self.layers) else run.turns
+        run.given = None if run.given is None else run.given[last.rows]
+        self._mlp(self.layers[first], x, run)
+        for i, batch in enumerate(last.batches[1:], first + 1):
+            if x.shape[0]:
+                assert batch is not None
+                self._attend(self.layers[i], x, run, caches[i]._replace(batch=batch))
+                self._mlp(self.layers[i], x, run)
+        return x
 
     def normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._norm(x, weight, self.config.norm_eps)
@@ -174,17 +156,18 @@ class Decoder:
     ) -> Tensor:
         """`forward` through another layer, with attention like that of layer number `like`, without the last norm.
         `decode`: what computes a batch of decodes in one call."""
-        turn = self._turns(positions)[like]
+        run = Pass(self._turns(positions), {})
+        turn = run.turns[like]
         cache.wait()
         if decode is not None and self._few_decodes(x, cache.batch):
             assert isinstance(cache.batch, AttentionBatch)
             decode(x, turn.cos, turn.sin, [cache.kv], cache.batch)
             return x if last is None else x[last.rows]
         if last is None:
-            self._attend(layer, x, turn, cache)
+            self._attend(layer, x, run, cache)
         else:
-            x = self._attend_last(layer, x, turn, cache, last)
-        self._mlp(layer, x)
+            x = self._attend_last(layer, x, run, cache, last)
+        self._mlp(layer, x, run)
         return x
 
     def _turns(self, positions: Tensor) -> list[Turn]:
@@ -193,7 +176,7 @@ class Decoder:
         growth = None if c.growth is None else _growth(positions, *c.growth)
         everywhere = Turn(*angles(self._inverse, positions, self._axes, c.rope.scale), growth)
         turns = [everywhere] * len(self.layers)
-        if c.local_rope != c.rope:
+        if self._two_turns:
             local = Turn(*angles(self._local_inverse, positions, self._axes, c.local_rope.scale), growth)
             turns = [local if window else everywhere for window in c.windows]
         if c.unrotated:
@@ -230,15 +213,15 @@ class Decoder:
         sizes = [sum(weight.numel() for weight in layer[5::2]) for layer in plain if layer is not None]
         return self._ops.decoder_rows(max(sizes)) if sizes else 0
 
-    def _decode(self, x: Tensor, turns: Sequence[Turn], caches: Sequence[LayerCache]) -> None:
-        for run in self._runs:
-            if run.decode is None:
-                self._layer(run.first, x, turns, caches)
+    def _decode(self, x: Tensor, run: Pass, caches: Sequence[LayerCache]) -> None:
+        for some in self._runs:
+            if some.decode is None:
+                self._layer(some.first, x, run, caches)
                 continue
-            batch = caches[run.first].batch
+            batch = caches[some.first].batch
             assert isinstance(batch, AttentionBatch)
-            turn, kvs = turns[run.first], [cache.kv for cache in caches[run.first : run.stop]]
-            run.decode(x, turn.cos, turn.sin, kvs, batch)
+            turn, kvs = run.turns[some.first], [cache.kv for cache in caches[some.first : some.stop]]
+            some.decode(x, turn.cos, turn.sin, kvs, batch)
 
     @cached_property
     def _runs(self) -> list[Run]:
@@ -254,21 +237,26 @@ class Decoder:
             found.append(Run(members[0], members[-1] + 1, call))
         return found
 
-    def _layer(self, i: int, x: Tensor, turns: Sequence[Turn], caches: Sequence[LayerCache]) -> None:
+    def _layer(self, i: int, x: Tensor, run: Pass, caches: Sequence[LayerCache]) -> None:
         caches[i].wait()
-        self._attend(self.layers[i], x, turns[i], caches[i])
-        self._mlp(self.layers[i], x)
+        self._attend(self.layers[i], x, run, caches[i])
+        self._mlp(self.layers[i], x, run)
 
-    def _attend(self, layer: LlamaLayer, x: Tensor, turn: Turn, cache: LayerCache) -> None:
+    def _attend(self, layer: LlamaLayer, x: Tensor, run: Pass, cache: LayerCache) -> None:
         if layer.mixer is not None:
             return self._add(x, self._mix(layer, x, cache), layer.out, layer.out_bias, layer.out_norm)
-        c, ops = self.config, self._ops
+        c, ops, turn = self.config, self._ops, run.turns[layer.number]
         normed = self._normed(x, layer.input_norm)
         rows, gate = self._ungated(ops.linear(normed, layer.qkv, layer.qkv_bias))
-        qk, values = self._heads(rows, layer)
-        qk = self._write(layer, qk, values, turn, cache)
-        q, keys = _grown(qk[:, : c.heads], turn), qk[:, c.heads :]
-        mixed = ops.attention(q, KV(keys, values), cache.kv, cache.batch, c.attention_scale, layer.sinks)
+        if layer.at != layer.number:
+            q, fresh = self._queries(rows, layer, turn), run.fresh[layer.at]
+        else:
+            qk, values = self._heads(rows, layer)
+            qk = self._write(layer, qk, values, turn, cache)
+            q, fresh = _grown(qk[:, : c.heads], turn), KV(qk[:, c.heads :], values)
+            if layer.number in self._read:
+                run.fresh[layer.number] = fresh
+        mixed = ops.attention(q, fresh, cache.kv, cache.batch, c.attention_scale, layer.sinks)
         self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
 
     def _mix(self, layer: LlamaLayer, x: Tensor, cache: LayerCache) -> Tensor:
@@ -281,17 +269,17 @@ class Decoder:
         self,
         layer: LlamaLayer,
         x: Tensor,
-        turn: Turn,
+        run: Pass,
         cache: LayerCache,
         last: LastRows,
     ) -> Tensor:
-        """`_attend` for the last layer: keys and values of all rows, queries of the wanted rows. Returns `x` of
-        those."""
+        """`_attend` for the last layer with a cache of its own: keys and values of all rows, queries of the wanted
+        rows. Returns `x` of those."""
         if layer.mixer is not None:
             mixed, x = self._mix(layer, x, cache)[last.rows], x[last.rows]
             self._add(x, mixed, layer.out, layer.out_bias, layer.out_norm)
             return x
-        c, ops = self.config, self._ops
+        c, ops, turn = self.config, self._ops, run.turns[layer.number]
         q_width, *kv_widths = layer.widths
         q_bias, kv_bias = (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, sum(kv_widths)])
         normed = self._normed(x, layer.input_norm)
@@ -301,17 +289,22 @@ class Decoder:
         if not last.rows.shape[0]:
             return x
         rows, gate = self._ungated(ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias))
-        if layer.row_norms is not None:
-            rows = self._norm(rows, layer.row_norms[0], c.norm_eps)
-        q, turn = rows.unflatten(1, (c.heads, c.head_dim)), turn.of(last.rows)
-        if layer.head_norms is not None:
-            norm_heads(q, layer.head_norms.q, c.norm_eps, ops)
-        ops.rope(q, turn.cos, turn.sin)
-        q = _grown(q, turn)
-        fresh = KV(keys[last.rows], values[last.rows])
-        mixed = ops.attention(q, fresh, cache.kv, last.batch, c.attention_scale, layer.sinks)
+        q, fresh = self._queries(rows, layer, turn.of(last.rows)), KV(keys[last.rows], values[last.rows])
+        run.fresh = {at: KV(*(part[last.rows] for part in kv)) for at, kv in run.fresh.items()} | {layer.number: fresh}
+        mixed = ops.attention(q, fresh, cache.kv, last.batches[0], c.attention_scale, layer.sinks)
         self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
         return x
+
+    def _queries(self, rows: Tensor, layer: LlamaLayer, turn: Turn) -> Tensor:
+        """The queries [rows, heads, dim] as they attend, from projected `rows` [rows, width]."""
+        c = self.config
+        if layer.row_norms is not None:
+            rows = self._norm(rows, layer.row_norms[0], c.norm_eps)
+        q = rows.unflatten(1, (c.heads, layer.head_dim))
+        if layer.head_norms is not None:
+            norm_heads(q, layer.head_norms.q, c.norm_eps, self._ops)
+        self._ops.rope(q, turn.cos, turn.sin)
+        return _grown(q, turn)
 
     def _ungated(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """`rows` without gates, which then begin with the queries, and the gates [rows, heads, gate_dim] or None. One
@@ -328,7 +321,10 @@ class Decoder:
     def _heads(self, rows: Tensor, layer: LlamaLayer) -> tuple[Tensor, Tensor]:
         """The (queries and) keys, and the values, of `rows` [rows, width]: two views [rows, heads, dim]."""
         c, width = self.config, rows.shape[1] - layer.widths[2]
-        values = rows[:, width:].unflatten(1, (-1, c.value_dim))
+        values = rows[:, width:] if layer.widths[2] else rows[:, width - layer.widths[1] :].clone()
+        values = values.unflatten(1, (-1, layer.value_dim))
+        if c.value_norm:
+            values = F.rms_norm(values.float(), (layer.value_dim,), eps=c.norm_eps).to(values.dtype)
         if c.value_scale != 1.0:
             values.mul_(c.value_scale)
         if layer.row_norms is not None:
@@ -337,7 +333,7 @@ class Decoder:
                 part = rows[:, stop - norm.shape[0] : stop]
                 part.copy_(self._norm(part.contiguous(), norm, c.norm_eps))
                 stop -= norm.shape[0]
-        return rows[:, :width].unflatten(1, (-1, c.head_dim)), values
+        return rows[:, :width].unflatten(1, (-1, layer.head_dim)), values
 
     def _write(self, layer: LlamaLayer, qk: Tensor, values: Tensor, turn: Turn, cache: LayerCache) -> Tensor:
         """The (queries and) keys as they attend, normalised and rotated. Keys and values are written to the cache."""
@@ -348,16 +344,33 @@ class Decoder:
             return qk
         return ops.norm_rope_write_kv(qk, values, norms, turn.cos, turn.sin, cache.kv, cache.batch, ops)
 
-    def _mlp(self, layer: LlamaLayer, x: Tensor) -> None:
+    def _mlp(self, layer: LlamaLayer, x: Tensor, run: Pass) -> None:
+        """The part of a layer behind attention, in place."""
         if not x.shape[0]:
             return
         normed = self._normed(x, layer.mlp_norm)
-        if layer.experts is not None:
+        if layer.gate_up is None or layer.down is None:
+            assert layer.experts is not None
             x.add_(layer.experts.run(normed, self._ops), alpha=self.config.residual_scale)
-            return
-        assert layer.gate_up is not None and layer.down is not None
-        gate_up = self._ops.linear(normed, layer.gate_up, layer.gate_up_bias)
-        self._add(x, self._gated(gate_up), layer.down, layer.down_bias, layer.down_norm)
+        else:
+            gated = self._gated(self._ops.linear(normed, layer.gate_up, layer.gate_up_bias))
+            if layer.beside is None:
+                self._add(x, gated, layer.down, layer.down_bias, layer.down_norm)
+            else:
+                self._add_both(layer, x, self._ops.linear(gated, layer.down, layer.down_bias))
+        if layer.per_layer is not None and run.given is not None:
+            given = run.given[:, layer.number]
+            layer.per_layer.add(x, given, self.config.norm_eps, self._ops, self._norm)
+        if layer.scalar is not None:
+            x.mul_(layer.scalar)
+
+    def _add_both(self, layer: LlamaLayer, x: Tensor, dense: Tensor) -> None:
+        """x += the output of the MLP, `dense`, and that of the experts beside it, in place."""
+        assert layer.beside is not None and layer.experts is not None
+        dense_norm, norm, out_norm = layer.beside
+        routed = layer.experts.beside(x, self._normed(x, norm), self._ops)
+        both = self._normed(dense, dense_norm) + self._normed(routed, out_norm)
+        x.add_(self._normed(both, layer.down_norm))
 
     def _add(self, x: Tensor, rows: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor | None) -> None:
         """x += rows @ weight.T + bias in place, normalised first if there is a `norm`, and times `residual_scale`."""

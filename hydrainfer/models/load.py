@@ -14,12 +14,13 @@ from hydrainfer.checkpoint import ModelConfig, require
 from hydrainfer.checkpoint.gguf import VISION_FILE, WEIGHT_FILE
 from hydrainfer.core import CheckpointError, Role
 from hydrainfer.families import family_of, read_config
+from hydrainfer.models.fp8 import FP8, with_scales
 from hydrainfer.models.matrices import copy_matrices
 from hydrainfer.models.model import Model, attentions_of
 from hydrainfer.models.mtp import PREFIX
-from hydrainfer.models.safetensors_file import StoredTensor, read_into, same_bytes
+from hydrainfer.models.safetensors_file import PLAIN, StoredTensor, read_into, same_bytes
 from hydrainfer.models.slots import Slot
-from hydrainfer.models.stored import PLAIN, pieces, weight_headers
+from hydrainfer.models.stored import pieces, weight_headers
 from hydrainfer.ops import Int8Weight, OpSet, select_ops
 
 _TABLE, _HEAD = "text.embed_tokens.weight", "lm_head.weight"
@@ -80,7 +81,8 @@ def _as_stored(config: ModelConfig, headers: dict[Path, list[StoredTensor]]) -> 
     text, canonical = config.text, family_of(config).names.canonical
     stored = [(canonical(t.name), file, t) for file, tensors in headers.items() for t in tensors]
     ends = {name: (file, t) for name, file, t in stored if name in (_TABLE, _HEAD)}
-    if text.tied and len(ends) == 2 and not same_bytes(*ends.values()):
+    scaled = any(t.dtype == FP8 for _, t in ends.values())  # then equal bytes may be other numbers
+    if text.tied and len(ends) == 2 and (scaled or not same_bytes(*ends.values())):
         text = replace(text, tied=False)
     e, shapes = text.experts, {t.shape for name, _, t in stored if _EXPERTS.fullmatch(name)}
     if e is not None and shapes == {(e.count, 2 * e.intermediate, text.hidden), (e.count, text.hidden, e.intermediate)}:
@@ -95,7 +97,8 @@ def _wanted(
     the files hold only the head, this is read as the table. `model` may be on the meta device. Raises `CheckpointError`
     unless the files hold all tensors that the model needs, in its shapes."""
     canonical = family_of(model.config).names.canonical
-    names = {t.name: canonical(t.name) for tensors in headers.values() for t in tensors}
+    by_name = {t.name: (file, t) for file, tensors in headers.items() for t in tensors}
+    names = {stored: canonical(stored) for stored in by_name}
     if model.config.text.tied and _TABLE not in names.values():
         names = {stored: _TABLE if name == _HEAD else name for stored, name in names.items()}
     waiting = model.slots()
@@ -106,7 +109,7 @@ def _wanted(
             slot = waiting.pop(name, None)
             if slot is None:
                 continue
-            kinds = ("U8",) if slot.how.startswith("mxfp4") else tuple(PLAIN)
+            kinds = ("U8",) if slot.how.startswith("mxfp4") else (*PLAIN, FP8)
             known = t.dtype in kinds or file.name in (WEIGHT_FILE, VISION_FILE)  # for GGUF, `pieces` checks it
             require(known, path, f"tensor {t.name} has dtype {t.dtype}; supported: {', '.join(kinds)}")
             require(
@@ -114,6 +117,8 @@ def _wanted(
                 path,
                 f"tensor {t.name} has shape {list(t.shape)}, config.json wants {list(slot.expected)}",
             )
+            if t.dtype == FP8:
+                t = with_scales(t, by_name, model.config.fp8, matrices=bool(slot.how))
             wanted.setdefault(file, []).append((t, name))
     if waiting:
         raise CheckpointError(f"{path}: {len(waiting)} tensors are missing, first {min(waiting)}")

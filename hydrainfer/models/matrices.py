@@ -1,4 +1,4 @@
-"""Reading tensors that hold many matrices: [out, in], [in, out], or in MXFP4."""
+"""Reading tensors that hold many matrices: [out, in], [in, out], or in MXFP4; of the first two also in FP8."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from io import FileIO
 import torch
 from torch import Tensor
 
+from hydrainfer.models.fp8 import widened
 from hydrainfer.models.safetensors_file import StoredTensor, read_into
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import Int8Weight
@@ -16,14 +17,15 @@ _BIAS = 127
 
 
 def copy_matrices(file: FileIO, stored: StoredTensor, slot: Slot, kind: torch.dtype) -> None:
-    """Copy the matrices of a tensor [matrices, ...] of dtype `kind` to its slot, one at a time, each brought to [out,
-    in]. The scales of MXFP4 multiply the numbers that are already there."""
+    """Copy the matrices of a tensor [matrices, ...] of dtype `kind`, uint8 if quantised, to its slot, one at a time,
+    each brought to [out, in]. The scales of MXFP4 multiply the numbers that are already there."""
     n, *shape = stored.shape
     buffer, outer = torch.empty(shape, dtype=kind), slot.into.shape[0] // n
     for i in range(n):
         read_into(file, stored.offset + i * buffer.nbytes, buffer.view(-1).view(torch.uint8).numpy().data)
         into = slot.into[i * outer : (i + 1) * outer]
-        rows = buffer.t() if slot.how == "transposed" else buffer
+        rows = buffer if stored.scales is None else widened(buffer, stored.scales, matrix=i)
+        rows = rows.t() if slot.how == "transposed" else rows
         if isinstance(into, Int8Weight):
             into.take(rows)
         elif slot.how in ("stacked", "transposed"):

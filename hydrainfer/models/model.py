@@ -85,12 +85,13 @@ class Model:
         caches: Sequence[LayerCache],
         last: LastRows | None = None,
         deep: DeepRows | None = None,
+        ids: Tensor | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, of every row or only of `last.rows`. `x` [rows, hidden] is overwritten;
-        `positions` int64 [rows] or [3, rows]; `caches` one per layer."""
+        `positions` int64 [rows] or [3, rows]; `caches` one per layer; `ids` see `Decoder.forward`."""
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
-            return self.language.forward(x, positions, caches, last, deep)
+            return self.language.forward(x, positions, caches, last, deep, ids)
 
     def guess(
         self, hidden: Tensor, embedded: Tensor, positions: Tensor, cache: LayerCache, last: LastRows | None
@@ -131,6 +132,8 @@ def cache_specs(
         embed_block_tokens=embed_block_tokens,
         longest_span=config.vision.tokens if config.sees_whole else 0,
         state=None if text.recurrence is None else text.recurrence.state,
+        local_head_dim=text.local_head_dim,
+        n_own=None if text.n_own == text.layers else text.n_own,
     )
 
 
@@ -144,8 +147,8 @@ def attentions_of(config: ModelConfig, role: Role, dtype: torch.dtype, block_tok
             dtype=dtype,
             heads=text.heads,
             kv_heads=text.kv_heads_of(spec.window),
-            head_dim=text.head_dim,
-            value_dim=text.value_dim or text.head_dim,
+            head_dim=text.head_dims(spec.window)[0],
+            value_dim=text.head_dims(spec.window)[1] or text.head_dim,
             scale=text.attention_scale,
             block_tokens=block_tokens,
             window=spec.window,

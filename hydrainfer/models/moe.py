@@ -16,28 +16,34 @@ from hydrainfer.ops import ExpertWeights, OpSet, rows_in_steps, with_more_rows
 
 @dataclass(slots=True)
 class Moe:
-    """One layer's experts. `correction` [experts]: added to the scores that experts are chosen by, not to their
-    weights. `shared`: gate-up, down, and the gate [1, hidden] of the MLP that all tokens go through."""
+    """One layer's experts. `vector` [hidden] and `factors` [experts]: what a "scaled" router multiplies hidden states
+    and weights by. `correction` [experts]: added to the scores that experts are chosen by, not to their weights.
+    `shared`: gate-up, down and, if it has one, the gate [1, hidden] of the MLP that all tokens go through."""
 
     experts: Experts
     hidden: int
+    eps: float
     gate: Tensor
     gate_bias: Tensor | None
     matrices: ExpertWeights
     correction: Tensor | None
-    shared: tuple[Weight, Weight, Tensor] | None
+    shared: tuple[Weight, Weight, Tensor | None] | None
+    vector: Tensor | None
+    factors: Tensor | None
 
     @classmethod
-    def make(cls, e: Experts, hidden: int, ops: OpSet, dtype: torch.dtype, device: torch.device) -> Moe:
+    def make(cls, e: Experts, hidden: int, eps: float, ops: OpSet, dtype: torch.dtype, device: torch.device) -> Moe:
+        scaled = e.router == "scaled"
         m, wide = e.intermediate, torch.float32 if e.router == "sigmoid" else dtype
         shared = (
             matrix(ops, (2 * e.shared, hidden), dtype, device),
             matrix(ops, (hidden, e.shared), dtype, device),
-            empty((1, hidden), dtype, device),
+            empty((1, hidden), dtype, device) if e.shared_gate else None,
         )
         return cls(
             experts=e,
             hidden=hidden,
+            eps=eps,
             gate=empty((e.count, hidden), wide, device),
             gate_bias=empty((e.count,), dtype, device) if e.biased else None,
             matrices=ExpertWeights(
@@ -48,9 +54,12 @@ class Moe:
                 down_bias=empty((e.count, hidden), dtype, device) if e.biased else None,
                 limit=e.limit,
                 alpha=e.alpha,
+                gelu=e.gelu,
             ),
             correction=empty((e.count,), torch.float32, device) if e.router == "sigmoid" and e.corrected else None,
             shared=shared if e.shared else None,
+            vector=empty((hidden,), dtype, device) if scaled else None,
+            factors=empty((e.count,), dtype, device) if scaled else None,
         )
 
     def slots(self, prefix: str) -> dict[str, Slot]:
@@ -62,12 +71,15 @@ class Moe:
             "experts.down_proj_bias": self.matrices.down_bias,
         }
         found |= {f"{prefix}.{name}": Slot(bias) for name, bias in biases.items() if bias is not None}
+        if self.vector is not None and self.factors is not None:
+            found |= {f"{prefix}.gate.scale": Slot(self.vector), f"{prefix}.gate.per_expert_scale": Slot(self.factors)}
         if self.correction is not None:
             found[f"{prefix}.gate.e_score_correction_bias"] = Slot(self.correction)
         if self.shared is not None:
             gate_up, down, gate = self.shared
             found |= _gated_slots(f"{prefix}.shared_expert", gate_up, down)
-            found[f"{prefix}.shared_expert_gate.weight"] = Slot(gate)
+            if gate is not None:
+                found[f"{prefix}.shared_expert_gate.weight"] = Slot(gate)
         return found
 
     def _stored(self, prefix: str) -> Iterator[tuple[str, Slot]]:
@@ -98,14 +110,22 @@ class Moe:
         out = torch.zeros_like(x) if self.shared is None else self._shared(x, ops, *self.shared)
         return ops.experts(out, x, weights, chosen, self.matrices, ops)
 
+    def beside(self, x: Tensor, given: Tensor, ops: OpSet) -> Tensor:
+        """The output of experts beside an MLP, which are chosen by hidden states `x` and are `given` normalised ones,
+        both [rows, hidden]."""
+        weights, chosen = self.route(x)
+        return ops.experts(torch.zeros_like(given), given, weights, chosen, self.matrices, ops)
+
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of the chosen experts, in the dtype of `x`, and the experts' ids, both [rows, chosen]."""
         e = self.experts
+        if self.vector is not None:
+            x = F.rms_norm(x.float(), (self.hidden,), eps=self.eps).to(x.dtype) * self.vector * self.hidden**-0.5
         scores = _gate(x.to(self.gate.dtype), self.gate, self.gate_bias)
         if e.router == "chosen":
             best, chosen = scores.topk(e.chosen)
             return best.softmax(-1), chosen
-        if e.router == "softmax":
+        if e.router in ("softmax", "scaled"):
             weights, chosen = scores.float().softmax(-1).topk(e.chosen)
         else:
             scores = scores.sigmoid()
@@ -113,6 +133,8 @@ class Moe:
             weights = scores.gather(1, chosen)
         if e.normed:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
+        if self.factors is not None:
+            weights = weights * self.factors[chosen]
         return (weights * e.scale).to(x.dtype), chosen
 
     def _corrected(self, scores: Tensor) -> Tensor:
@@ -127,9 +149,9 @@ class Moe:
         out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
         return grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
 
-    def _shared(self, x: Tensor, ops: OpSet, gate_up: Weight, down: Weight, gate: Tensor) -> Tensor:
+    def _shared(self, x: Tensor, ops: OpSet, gate_up: Weight, down: Weight, gate: Tensor | None) -> Tensor:
         given = ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), down)
-        return given.mul_(_gate(x, gate, None).sigmoid_())
+        return given if gate is None else given.mul_(_gate(x, gate, None).sigmoid_())
 
 
 def _gate(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

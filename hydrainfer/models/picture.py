@@ -32,17 +32,19 @@ class Normalising:
     those of transformers' image processor with the same backend."""
 
     def __init__(self, settings: PixelSettings, device: torch.device) -> None:
+        self._scale, self._normalises = settings.scale, bool(settings.std)
+        self._folds = settings.backend == "torchvision" and self._normalises
         self._mean, self._std = (torch.tensor(given, device=device) for given in (settings.mean, settings.std))
-        self._scale: float | None = settings.scale
-        if settings.backend == "torchvision":
+        if self._folds:
             self._mean, self._std = (given * (1.0 / settings.scale) for given in (self._mean, self._std))
-            self._scale = None
 
     def __call__(self, pixels: Tensor) -> Tensor:
         wide = pixels.float()
-        if self._scale is not None:
+        if not self._folds:
             wide.mul_(self._scale)
-        return wide.sub_(self._mean).div_(self._std)
+        if self._normalises:
+            wide.sub_(self._mean).div_(self._std)
+        return wide
 
 
 class PassSize(NamedTuple):

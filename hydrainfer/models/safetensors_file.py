@@ -12,16 +12,31 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from hydrainfer.core import CheckpointError
 
 _MAX_HEADER_BYTES = 100_000_000
 _PIECE_BYTES = 4 << 20
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
+ITEM_BYTES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3"), 1)
+PLAIN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+
+
+class Scales(NamedTuple):
+    """The scales of an FP8 tensor, in their file from `offset` on: `grid` (matrices, rows, columns) numbers, each for a
+    `block` (matrices, rows, columns) of the tensor or, at its edges, what there is of one."""
+
+    file: Path
+    offset: int
+    dtype: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
 
 
 class StoredTensor(NamedTuple):
     """One tensor of a file: `offset` is in bytes from the file's start; `heads` and `plus` are those of
-    `checkpoint.gguf.HeldTensor`."""
+    `checkpoint.gguf.HeldTensor`. `scales`: those of its numbers, if it is in FP8."""
 
     name: str
     dtype: str
@@ -30,6 +45,7 @@ class StoredTensor(NamedTuple):
     n_bytes: int
     heads: int = 0
     plus: float = 0.0
+    scales: Scales | None = None
 
 
 def read_header(path: Path) -> list[StoredTensor]:

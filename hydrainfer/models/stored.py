@@ -14,9 +14,9 @@ from torch import Tensor
 from hydrainfer.checkpoint import weight_files
 from hydrainfer.checkpoint.gguf import VISION_FILE, WEIGHT_FILE, read_gguf, tensors_of
 from hydrainfer.core import CheckpointError
-from hydrainfer.models.safetensors_file import StoredTensor, read_header, read_into
+from hydrainfer.models.fp8 import widened
+from hydrainfer.models.safetensors_file import PLAIN, StoredTensor, read_header, read_into
 
-PLAIN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _PIECE_VALUES = 4 << 20
 
 
@@ -51,7 +51,12 @@ def pieces(file: FileIO, stored: StoredTensor, pairs: tuple[int, int] | None = N
     for first in range(0, n_rows, step):
         held = buffer[: min(step, n_rows - first)]
         read_into(file, stored.offset + first * row_bytes, held.reshape(-1).data)
-        rows = _dequantised(held, stored, file) if plain is None else torch.from_numpy(held).view(plain)
+        if stored.scales is not None:
+            rows = widened(torch.from_numpy(held), stored.scales, first=first)
+        elif plain is not None:
+            rows = torch.from_numpy(held).view(plain)
+        else:
+            rows = _dequantised(held, stored, file)
         if pairs:
             turned, rest = rows.view(-1, per_head, rows.shape[1]).split([pairs[1], per_head - pairs[1]], 1)
             turned = turned.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)

@@ -6,14 +6,12 @@ frames of any size, many in one pass. Both run the same blocks.
 A family is data. A mechanism that is missing is a small function in one of these places, and an option of
 `TowerConfig`:
 
-- tables of positions (bicubic, one for rows and one for columns): `_POSITIONS`; a norm of patches before them:
-  `Vit.embed`
+- tables of positions (one for rows and one for columns): `_POSITIONS`
 - frequencies of the rotation (even ones for rows, odd ones for columns): `frames.FREQUENCIES`; halves of a head that
   are rotated by themselves: `_Shared.rotate`
-- norms of each head, of values, another scale of the scores: `Block.run`
+- norms of values, another scale of the scores: `Block.run`
 - a norm of what a block's matrix makes, before it is added: `_add`; bounds of a matrix: `Linear`
-- kinds of norms: `RowNorm`; steps of the projector (gated matrices, standardising, another way to merge, convolutions,
-  which are a `Merge` and a `Matrix`): `Projector`
+- kinds of norms: `RowNorm`; steps of the projector (standardising, another way to merge): `Projector`
 - pictures of several squares: `SquareVision.encode`
 """
 
@@ -28,7 +26,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import Activation, Matrix, Merge, ModelConfig, Norm, PixelSettings, Steps, TowerConfig
+from hydrainfer.checkpoint import (
+    Activation,
+    Gate,
+    Matrix,
+    Merge,
+    ModelConfig,
+    Norm,
+    PixelSettings,
+    Steps,
+    TowerConfig,
+)
 from hydrainfer.models.activations import activation, gated
 from hydrainfer.models.frames import FrameTower
 from hydrainfer.models.patches import PatchLayout
@@ -93,7 +101,8 @@ class _Shared(NamedTuple):
 
 @dataclass(slots=True)
 class Block:
-    """One layer's weights. `qkv`: queries, keys and values; `up`: if the MLP is gated, the gate and what it gates."""
+    """One layer's weights. `qkv`: queries, keys and values; `qk_norms`: of queries and keys; `up`: if the MLP is
+    gated, the gate and what it gates."""
 
     norm_1: RowNorm
     qkv: Linear
@@ -107,18 +116,16 @@ class Block:
 
     @classmethod
     def make(cls, c: TowerConfig, make: Make, ops: OpSet) -> Block:
-        inner = c.intermediate * (1 + c.gated)
+        inner, width = c.intermediate * (1 + c.gated), c.head_dim if c.qk_norm == "head" else c.heads * c.head_dim
         return cls(
             norm_1=RowNorm(c.norm, c.norm_eps, c.hidden, make, ops),
             qkv=Linear.make(c.hidden, 3 * c.heads * c.head_dim, c.qkv_bias, make),
-            qk_norms=tuple(
-                RowNorm("rms", c.qk_eps, c.heads * c.head_dim, make, ops) for _ in range(2 * (c.qk_norm == "row"))
-            ),
-            out=Linear.make(c.heads * c.head_dim, c.hidden, True, make),
+            qk_norms=tuple(RowNorm("rms", c.qk_eps, width, make, ops) for _ in range(2 * (c.qk_norm != "none"))),
+            out=Linear.make(c.heads * c.head_dim, c.hidden, c.out_bias, make),
             scale_1=make(c.hidden) if c.layer_scale else None,
             norm_2=RowNorm(c.norm, c.norm_eps, c.hidden, make, ops),
-            up=Linear.make(c.hidden, inner, True, make),
-            down=Linear.make(c.intermediate, c.hidden, True, make),
+            up=Linear.make(c.hidden, inner, c.mlp_bias, make),
+            down=Linear.make(c.intermediate, c.hidden, c.mlp_bias, make),
             scale_2=make(c.hidden) if c.layer_scale else None,
         )
 
@@ -141,7 +148,8 @@ class Block:
         ops, heads = how.ops, how.heads
         rows = ops.linear(self.norm_1(x), *self.qkv)
         for part, norm in zip(rows.chunk(3, dim=1), self.qk_norms):
-            part.copy_(norm(part.contiguous()))
+            wide = part.unflatten(1, (-1, norm.weight.shape[0]))  # each head, or all of them
+            wide.copy_(norm(wide.flatten(0, 1)).view(wide.shape))
         qkv = rows.unflatten(1, (3 * heads, -1))  # [rows, 3 * heads, head_dim]
         if turns is not None:
             how.rotate(qkv[:, : 2 * heads], *turns)
@@ -170,7 +178,8 @@ class Projector:
         self._squares, self._ops = squares, ops
         self._steps = steps
         self._weights: dict[str, RowNorm | Linear | Tensor] = {}
-        self._activations = {step: activation(step.name, ops) for step in steps if isinstance(step, Activation)}
+        self._merge = merge
+        self._activations: dict[Activation | Gate, Callable[[Tensor], Tensor]] = {}
         for step in steps:
             if isinstance(step, Norm):
                 self._weights[step.name] = RowNorm(step.kind, step.eps, width, make, ops)
@@ -178,13 +187,27 @@ class Projector:
                 weight = make(width, step.width) if step.transposed else None
                 self._weights[step.name] = Linear.make(width, step.width, step.bias, make) if weight is None else weight
                 width = step.width
-            elif isinstance(step, Merge) and step.how == "beside":
+            elif isinstance(step, Activation):
+                self._activations[step] = activation(step.name, ops)
+            elif isinstance(step, Gate):
+                self._activations[step] = gated(step.activation, ops)
+                self._weights[step.gate] = Linear.make(width, 2 * step.width, False, make)
+                width = step.width
+            elif isinstance(step, Merge) and step.how != "mean":
                 width *= merge**2
 
     def slots(self) -> dict[str, Slot]:
         found: dict[str, Slot] = {}
-        for name, weights in self._weights.items():
-            found |= {name: Slot(weights)} if isinstance(weights, Tensor) else weights.slots(name)
+        for step in self._steps:
+            if isinstance(step, Activation | Merge):
+                continue
+            names = (step.gate, step.up) if isinstance(step, Gate) else (step.name,)
+            weights = self._weights[names[0]]
+            found |= {names[0]: Slot(weights)} if isinstance(weights, Tensor) else weights.slots(*names)
+            if isinstance(step, Matrix) and step.kernel:
+                assert isinstance(weights, Linear)
+                shape = step.width, weights.weight.shape[1] // self._merge**2, self._merge, self._merge
+                found[f"{step.name}.weight"] = Slot(weights.weight, shape)
         return found
 
     def multiplied(self) -> list[Tensor]:
@@ -196,15 +219,17 @@ class Projector:
             if isinstance(step, Activation):
                 x = self._activations[step](x)
             elif isinstance(step, Merge):
-                squares = self._squares(x)
+                squares = self._squares(x)  # [..., merge, merge, width]
+                squares = squares.movedim(-1, -3) if step.how == "unfolded" else squares
                 merged = squares.mean((-3, -2)) if step.how == "mean" else squares.flatten(-3)
                 x = merged.flatten(0, -2)
             else:
-                weights = self._weights[step.name]
+                weights = self._weights[step.gate if isinstance(step, Gate) else step.name]
                 if isinstance(weights, RowNorm):
                     x = weights(x)
                 else:
                     x = x @ weights if isinstance(weights, Tensor) else self._ops.linear(x, *weights)
+                x = self._activations[step](x) if isinstance(step, Gate) else x
         return x
 
 
@@ -227,6 +252,7 @@ class Vit:
         inner = gated(c.activation, ops) if c.gated else activation(c.activation, ops)
         self._shared = _Shared(ops, c.heads, inner, ops.rope)
         self.patch = Linear.make(3 * c.temporal * c.patch**2, c.hidden, c.patch_bias, make)
+        self.patch_norm = RowNorm(c.norm, c.norm_eps, c.hidden, make, ops) if c.patch_norm else None
         self.class_row = make(c.hidden) if c.class_row else None
         n_positions = c.grid**2 if c.grid else c.square_rows
         self.positions = make(n_positions, c.hidden) if c.positions != "none" else None
@@ -243,7 +269,8 @@ class Vit:
             found["vision.class_row"] = Slot(self.class_row, (1, 1, c.hidden) if c.batched else None)
         if self.positions is not None:
             found["vision.positions"] = Slot(self.positions, (1, *self.positions.shape) if c.batched else None)
-        found |= self.pre_norm.slots("vision.pre_norm") if self.pre_norm is not None else {}
+        for name, norm in (("patch_norm", self.patch_norm), ("pre_norm", self.pre_norm)):
+            found |= norm.slots(f"vision.{name}") if norm is not None else {}
         for i, block in enumerate(self.blocks):
             found |= block.slots(f"vision.blocks.{i}", c)
         for projector in (self._projector, *self._levels):
@@ -256,7 +283,8 @@ class Vit:
 
     def embed(self, patches: Tensor) -> Tensor:
         """[rows, patch width] → [rows, hidden]."""
-        return self._ops.linear(patches, *self.patch)
+        x = self._ops.linear(patches, *self.patch)
+        return x if self.patch_norm is None else self.patch_norm(x)
 
     def run(
         self, x: Tensor, segments: Callable[[int], Segments], turns: Turns | None = None
@@ -415,4 +443,13 @@ def bilinear(table: Tensor, side: int, layout: PatchLayout) -> Tensor:
     return found
 
 
-_POSITIONS: dict[str, Callable[[Tensor, int, PatchLayout], Tensor]] = {"bilinear": bilinear}
+def bicubic(table: Tensor, side: int, layout: PatchLayout) -> Tensor:
+    """The learned grid of positions, stretched over each picture with cubic polynomials, edges aligned, by
+    `grid_sample`: [rows, hidden] float32."""
+    at = (layout.places + 0.5) / layout.sizes * 2 - 1  # [rows, (row, column)], from -1 to 1
+    grid = table.float().view(side, side, -1).permute(2, 0, 1)[None]  # [1, hidden, side, side]
+    found = F.grid_sample(grid, at.flip(-1)[None, None], "bicubic", "border", align_corners=False)
+    return found[0, :, 0].T
+
+
+_POSITIONS: dict[str, Callable[[Tensor, int, PatchLayout], Tensor]] = {"bilinear": bilinear, "bicubic": bicubic}

@@ -303,8 +303,7 @@ def experts(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWe
         if n:
             mine, (gate_up, down) = rows[first : first + n], e.of(i)
             wide = ops.linear(x[mine], gate_up, None if e.gate_up_bias is None else e.gate_up_bias[i])
-            gated = ops.clamped_swiglu(wide, e.limit, e.alpha) if e.limit else ops.silu_and_mul(wide)
-            given = ops.linear(gated, down, None if e.down_bias is None else e.down_bias[i])
+            given = ops.linear(e.gated(wide, ops), down, None if e.down_bias is None else e.down_bias[i])
             out.index_add_(0, mine, given.mul_(weights[first : first + n]))
             first += n
     return out

@@ -140,8 +140,7 @@ def experts_grouped(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: 
     ids = torch.arange(e.n, device=x.device)
     ends = torch.searchsorted(owners, ids, right=True, out_int32=True)
     wide = _grouped_linear(x[pairs // chosen.shape[1]], gate_up, e.gate_up_bias, owners, ends)
-    gated = ops.clamped_swiglu(wide, e.limit, e.alpha) if e.limit else ops.silu_and_mul(wide)
-    narrow = _grouped_linear(gated, down, e.down_bias, owners, ends)
+    narrow = _grouped_linear(e.gated(wide, ops), down, e.down_bias, owners, ends)
     by_row = torch.empty_like(narrow).index_copy_(0, pairs, narrow).unflatten(0, chosen.shape)
     out[:, None].baddbmm_(weights[:, None], by_row)  # [rows, 1, chosen] x [rows, chosen, hidden]
     return out

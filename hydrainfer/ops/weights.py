@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -61,7 +61,8 @@ class Int8Weight:
 
 class ExpertWeights(NamedTuple):
     """`n` gated MLPs. The rows of expert i start at `i * 2 * width` in `gate_up` and at `i * hidden` in `down`. Biases:
-    [n, rows per expert]. `limit`, `alpha`: parameters of GPT-OSS's gate; without a limit the gate is SiLU."""
+    [n, rows per expert]. `limit`, `alpha`: parameters of GPT-OSS's gate; without a limit the gate is SiLU, or GELU by
+    tanh if `gelu`."""
 
     n: int
     gate_up: Tensor | Int8Weight
@@ -70,6 +71,13 @@ class ExpertWeights(NamedTuple):
     down_bias: Tensor | None = None
     limit: float = 0.0
     alpha: float = 1.0
+    gelu: bool = False
+
+    def gated(self, wide: Tensor, ops: Any) -> Tensor:
+        """The gated activations of rows [rows, 2 * width], by `ops`."""
+        if self.limit:
+            return ops.clamped_swiglu(wide, self.limit, self.alpha)
+        return ops.gelu_tanh_and_mul(wide) if self.gelu else ops.silu_and_mul(wide)
 
     def of(self, i: int) -> tuple[Tensor | Int8Weight, Tensor | Int8Weight]:
         """The matrices of expert `i`: [2 * width, hidden] and [hidden, width]."""

@@ -21,6 +21,7 @@ from hydrainfer.processor.messages import (
 from hydrainfer.processor.pictures import (
     ClipImages,
     ImageAdapter,
+    InnerText,
     MediaItem,
     MediaLimits,
     Picture,
@@ -66,6 +67,7 @@ __all__ = [
     "Fetcher",
     "ImageAdapter",
     "ImagePart",
+    "InnerText",
     "JobTicket",
     "MediaItem",
     "MediaLimits",

@@ -159,8 +159,8 @@ class Processor:
             items = [[h.item for h in of_part] for of_part in held]
             expanded = expand(ids, items, self.model, [adapters.token_id(part) for part in parts])
             media = tuple(
-                MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined, item.whole)
-                for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
+                MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined, item.whole, gaps)
+                for start, gaps, (item, key, ref) in zip(expanded.starts, expanded.gaps, found, strict=True)
             )
             return self._finish(id, [expanded.ids], sampling, terms, param, media, refs, thinking)
         except BaseException:

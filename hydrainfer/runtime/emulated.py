@@ -179,7 +179,7 @@ class _Life:
         self.request, self.attempt = request, seq.attempt
         content = content_of(request)
         self.tags = KVTags(request, content, block_tokens)
-        self.n_pictured = max((m.start + m.n_tokens for m in request.media), default=0)
+        self.n_pictured = max((m.end for m in request.media), default=0)
         if not request.sampling.greedy:
             content ^= (request.seed + request.choice * _GOLDEN) & MASK
         self.odd = ((content * _GOLDEN & MASK) >> 33) | 1
@@ -316,7 +316,7 @@ class _Language:
         seq, start, count = work.seq, work.start, work.count
         size, end = self._embeds.spec.block_tokens, start + count
         for span, held in zip(seq.request.media, self._embeds.spec.pictures(seq.request)):
-            lo, hi = max(start, span.start) - span.start, min(end, span.start + span.n_tokens) - span.start
+            lo, hi = span.rows_before(start), span.rows_before(end)
             if lo < hi:
                 parts = range(lo // size, -(-hi // size))
                 blocks = self._embeds.spec.held(seq, range(held.start + parts.start, held.start + parts.stop))

@@ -63,7 +63,8 @@ class LanguageRunner:
         views = {layer: view for store in kept for layer, view in zip(store.spec.layers, store.layers)}
         names = {layer: store.spec.name for store in kept for layer in store.spec.layers}
         text = model.config.text
-        self._layers = [(names[i], views[i]) for i in range(len(text.cached_windows))]
+        cached = [text.cache_of(i) for i in range(len(text.cached_windows))]
+        self._layers = [(names[i], views[i]) for i in cached]
         self._guesser = guesser
         if text.guesses:
             last = next(store.spec for store in kept if text.layers in store.spec.layers)
@@ -224,14 +225,17 @@ class LanguageRunner:
         every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
         decodes_only = p.n_decodes == len(p.counts)
         whole = decodes_only or bool(p.asked)
-        hidden = self._whole(on, caches, None if whole else self._last_rows(p, on, caches[-1].batch))
+        n_whole = self._model.config.text.n_own - 1
+        hidden = self._whole(on, caches, None if whole else self._last_rows(p, on, caches[n_whole:]))
         return hidden[on["sample_rows"]] if decodes_only and not every and not p.asked else hidden
 
     def _whole(self, on: Mapping[str, Tensor], caches: list[LayerCache], last: LastRows | None = None) -> Tensor:
         """Hidden states of every row, or of the `last` ones."""
         x = self._model.embed(on["ids"])
-        deep = self._place_embeddings(on, x)
-        return self._model.forward(x, on["positions"], caches, last, deep)
+        deep, ids, text = self._place_embeddings(on, x), on["ids"], self._model.config.text
+        if text.per_layer and "embed_at" in on:
+            ids = ids.index_fill(0, on["embed_at"], text.pad)
+        return self._model.forward(x, on["positions"], caches, last, deep, ids)
 
     def _place_embeddings(self, on: Mapping[str, Tensor], x: Tensor) -> DeepRows | None:
         """Write the pictures' embeddings to their rows of `x`. Returns further levels, which the layers add, if there
@@ -272,12 +276,22 @@ class LanguageRunner:
         ids = on[f"{name}.sources"], on[f"{name}.targets"]
         return ScanBatch(len(ids[0]), *ids, p.scanned[name].pieces, captured, p.scanned[name].waves)
 
-    def _last_rows(self, p: PackedTokens, on: Mapping[str, Tensor], full: AttentionBatch | ScanBatch) -> LastRows:
-        """The sampling rows as a batch of decodes, in the order of `plan`. `full`: all rows, in the last layer's
-        cache."""
+    def _last_rows(self, p: PackedTokens, on: Mapping[str, Tensor], caches: list[LayerCache]) -> LastRows:
+        """The sampling rows as batches of decodes, in the order of `plan`. `caches`: those of the layers that compute
+        only these."""
+        found: dict[int, AttentionBatch | None] = {}
+        for cache in caches:
+            if id(cache.batch) not in found:
+                found[id(cache.batch)] = self._sampling(p, on, cache.batch)
+        return LastRows(on["sample_rows"], [found[id(cache.batch)] for cache in caches])
+
+    def _sampling(
+        self, p: PackedTokens, on: Mapping[str, Tensor], full: AttentionBatch | ScanBatch
+    ) -> AttentionBatch | None:
+        """The sampling rows of a batch as a batch of decodes; None for states."""
         n, rows, requests = len(p.sample_rows), on["sample_rows"], on["sample_requests"]
         if isinstance(full, ScanBatch):
-            return LastRows(rows, None)
+            return None
         batch = AttentionBatch(
             counts=[1] * n,
             contexts=[full.contexts[r] + row - int(p.starts[r]) for r, row in zip(p.sample_requests, p.sample_rows)],
@@ -290,7 +304,7 @@ class LanguageRunner:
             window=full.window,
         )
         self._model.ops.prepare(batch)
-        return LastRows(rows, batch)
+        return batch
 
     @property
     def device(self) -> torch.device:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hydrainfer.cache import CacheSpec
-from hydrainfer.core import LiveSequence, TokenWork
+from hydrainfer.core import LiveSequence, MediaSpan, TokenWork
 from hydrainfer.ops import ScanRows
 from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.tables import BlockTables
@@ -272,8 +272,9 @@ def picture_row(seq: LiveSequence, spec: CacheSpec, position: int) -> int | None
     """The row of the embedding store for a token of a picture; None if the token is none, or not encoded yet."""
     request = seq.request
     for i, (span, blocks) in enumerate(zip(request.media, spec.pictures(request))):
-        if span.start <= position < span.start + span.n_tokens and i not in seq.pending_media:
-            block, offset = divmod(position - span.start, spec.block_tokens)
+        row = span.rows_before(position)
+        if row < span.rows_before(position + 1) and i not in seq.pending_media:
+            block, offset = divmod(row, spec.block_tokens)
             return spec.held(seq, blocks)[block] * spec.block_tokens + offset
     return None
 
@@ -284,18 +285,27 @@ def _place_embeddings(packed: PackedTokens, items: list[TokenWork], spec: CacheS
     at: list[np.ndarray] = []
     rows: list[np.ndarray] = []
     for r, w in enumerate(items):
-        media = w.seq.request.media
-        if not media or w.start >= media[-1].start + media[-1].n_tokens:
+        request = w.seq.request
+        if not request.media or w.start >= len(request.prompt_ids):
             continue
         end, first_row = w.start + w.count, int(packed.starts[r])
-        for span, blocks in zip(media, spec.pictures(w.seq.request)):
-            low, high = max(w.start, span.start), min(end, span.start + span.n_tokens)
+        for span, blocks in zip(request.media, spec.pictures(request)):
+            low, high = span.rows_before(w.start), span.rows_before(end)
             if low >= high:
                 continue
-            block, offset = np.divmod(np.arange(low - span.start, high - span.start), spec.block_tokens)
+            pictured = np.arange(low, high)
+            block, offset = np.divmod(pictured, spec.block_tokens)
             held = np.array(spec.held(w.seq, blocks), dtype=np.int64)
-            at.append(np.arange(low, high) - w.start + first_row)
+            at.append(_placeholders(span, pictured) - w.start + first_row)
             rows.append(held[block] * spec.block_tokens + offset)
     if at:
         packed.embed_at, packed.embed_rows = np.concatenate(at), np.concatenate(rows)
         packed.ids[packed.embed_at] = 0
+
+
+def _placeholders(span: MediaSpan, rows: np.ndarray) -> np.ndarray:
+    """The positions in the prompt of the placeholders of these rows of a picture's embedding."""
+    if not span.gaps:
+        return rows + span.start
+    behind, n_others = np.array(((0, 0), *span.gaps)).T
+    return rows + span.start + n_others[np.searchsorted(behind, rows, side="right") - 1]

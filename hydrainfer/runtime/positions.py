@@ -29,12 +29,13 @@ def prompt_positions(request: Request) -> PromptPositions:
     at = origin = position = 0  # `position` is that of prompt token `at`
     for span in request.media:
         assert span.grid is not None, "a model with multimodal rotary positions needs the grids of its pictures"
+        assert not span.gaps, "multimodal rotary positions of text inside a picture are not defined"
         n_text = span.start - at
         table[:, at : span.start] = np.arange(position, position + n_text)
         if not span.joined:
             origin = position + n_text
         t, h, w = span.grid
-        at = span.start + span.n_tokens
+        at = span.end
         here = table[:, span.start : at].reshape(3, t, h, w)
         here[0] = origin + np.array(span.times or range(t))[:, None, None]
         here[1] = origin + np.arange(h)[:, None]

@@ -28,14 +28,16 @@ PREPROCESSING = {
 }
 
 
-SQUARES = {"Gemma3": 224, "InternVL": 448, "LlavaOnevision": 384}
-"""The side of pictures that a family's classes take, where that is not that of `PREPROCESSING`."""
+SIZES = {
+    **{name: {"height": n, "width": n} for name, n in (("Gemma3", 224), ("InternVL", 448), ("LlavaOnevision", 384))},
+    **{key: {"longest_edge": 999} for key in ("SmolVLM", "Idefics3")},
+}
+"""The size of pictures that a family's classes take, where it is not that of `PREPROCESSING`."""
 
 
 def preprocessing(architecture):
-    side = SQUARES.get(architecture.removesuffix("ForConditionalGeneration"))
-    square = {"height": side, "width": side}
-    return PREPROCESSING | ({} if side is None else {"size": square, "crop_size": square})
+    size = SIZES.get(architecture.partition("For")[0], PREPROCESSING["size"])
+    return PREPROCESSING | {"size": size} | ({"crop_size": size} if "height" in size else {})
 
 
 def whole_config(architecture):
@@ -47,10 +49,20 @@ def whole_config(architecture):
     if architecture.startswith("Qwen") and "vision_config" in content:
         width = "hidden_size" if architecture.startswith("Qwen2VL") else "out_hidden_size"
         content["vision_config"] |= {width: content["text_config"]["hidden_size"], "patch_size": 14}
+    if architecture.startswith("Glm") and "vision_config" in content:
+        text = content["text_config"]
+        content["vision_config"]["out_hidden_size"] = text["hidden_size"]
+        text["rope_parameters"] |= {"mrope_section": [8, 12, 12]}
+        if architecture != "GlmOcrForConditionalGeneration":
+            text["rope_parameters"]["partial_rotary_factor"], text["head_dim"] = 0.5, 128
     if architecture == "Lfm3VlForConditionalGeneration":
         content["vision_config"]["patch_size"] = 14
     if architecture == "Gemma3ForConditionalGeneration":
         content["mm_tokens_per_image"] = 49  # of 14 x 14 patches
+    if architecture in ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"):
+        content["vision_config"] |= {"image_size": 364, "patch_size": 14}
+    if architecture == "Lfm2MoeForCausalLM":
+        content["layer_types"] = ["conv", "full_attention"] * 16
     return json.loads(json.dumps(content, default=str))
 
 

@@ -210,7 +210,7 @@ def test_a_directory_goes_before_a_name(hub, checkpoint, tmp_path, monkeypatch):
     [
         ({"quant_method": "awq", "bits": 4}, "its weights are quantised by awq in 4 bits, which is not supported"),
         ({"quant_method": "gptq", "bits": 8}, "by gptq in 8 bits"),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "by fp8, which"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "by modelopt, which"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "by compressed-tensors, which"),
         ({"load_in_4bit": True}, "by an unknown method"),
         ("?", "by an unknown method"),

@@ -14,7 +14,7 @@ from hydrainfer.processor import load_description
 from tests.checkpoint.test_damage import PREPROCESSING, whole_config
 
 pytestmark = pytest.mark.cpu
-CLIPS, GEMMAS, TILED = ("Llava", "LlavaNext"), ("Gemma3",), ("InternVL", "LlavaOnevision")
+CLIPS, GEMMAS, TILED = ("Llava", "LlavaNext"), ("Gemma3",), ("SmolVLM", "Idefics3", "InternVL", "LlavaOnevision")
 QWENS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3VLMoe", "Qwen3_5Moe", "Lfm3Vl")
 READERS = (read_config, load_description, lambda path: shape_of(str(path)), lambda path: prompts_of(str(path)))
 POINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]

@@ -15,10 +15,10 @@ def picture(start=5, n=6, key=b"k" * 32, **more):
 
 
 def test_a_chain_goes_on_as_if_it_had_been_made_at_once():
-    ids, media = list(range(100)), [picture(5), picture(30, 20, b"l" * 32)]
+    ids, media = list(range(100)), [picture(5), picture(30, 20, b"l" * 32, gaps=((7, 2), (19, 9)))]
     whole = split_chain(chain_of(ROOT, ids, 4, media))
     assert len(whole) == 26 and whole[0] == ROOT and len(set(whole)) == 26
-    for n in (0, 1, 7, 24):
+    for n in (0, 1, 7, 13, 14, 24):
         assert chain_keys(whole[n], ids, 4, media, n) == whole[n + 1 :]
         assert chain_of(ROOT, ids[: 4 * n + 3], 4, media) == b"".join(whole[: n + 1])
 
@@ -33,6 +33,7 @@ def test_a_chain_goes_on_as_if_it_had_been_made_at_once():
         {"media": [picture(grid=(1, 2, 3))]},
         {"media": [picture(times=(0, 2))]},
         {"media": [picture(joined=True)]},
+        {"media": [picture(gaps=((3, 1),))]},
         {"media": []},
         {"root": chain_root(b"weights", b"float32", b"mine")},
         {"root": chain_root(b"weights", b"bfloat16", b"")},
@@ -60,3 +61,16 @@ def test_keys_of_4096_tokens_take_less_than_the_prompt_is_worth():
         return time.perf_counter() - start_s
 
     assert min(measured() for _ in range(50)) < 1e-3  # 0.27 ms measured; slower where the machine is busy
+
+
+def test_each_text_inside_a_picture_is_part_of_the_keys():
+    """In blocks of 4: placeholders 5 to 8, texts 9 to 16, a placeholder 17. What a block holds decides its key."""
+    shown = picture(5, 5, gaps=((4, 8),))
+    plain = split_chain(chain_of(ROOT, [0] * 32, 4, [shown]))
+    for at in range(9, 17):
+        ids = [0] * 32
+        ids[at] = 1
+        other = split_chain(chain_of(ROOT, ids, 4, [shown]))
+        assert [a == b for a, b in zip(plain, other)] == [i <= at // 4 for i in range(9)]
+    another = split_chain(chain_of(ROOT, [0] * 32, 4, [picture(5, 5, b"l" * 32, gaps=((4, 8),))]))
+    assert [a == b for a, b in zip(plain, another)] == [True] * 2 + [False] * 7

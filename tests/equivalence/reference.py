@@ -1,11 +1,12 @@
-"""transformers end to end (its processor, its model) on the same checkpoint, photographs and messages."""
+"""transformers end to end (its processor, its model) on the same checkpoint, photographs and messages. Pictures are
+prepared with Pillow, as our `image_backend: pillow` prepares them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -78,8 +79,10 @@ class Reference:
     """`greedy(messages)` → prompt ids, answer ids, and per answer id the distance of the two best logits. `processor`
     is transformers' of text and pictures, or the tokenizer of a model that takes text only."""
 
+    options: ClassVar = {"backend": "pil"}
+
     def __init__(self, path: Path, processor=transformers.LlavaProcessor, model=None) -> None:
-        self.processor = processor.from_pretrained(path)
+        self.processor = processor.from_pretrained(path, **self.options)
         template = path / "chat_template.jinja"
         self.template = template.read_text() if template.exists() else None
         kind = model or transformers.LlavaForConditionalGeneration
@@ -98,6 +101,8 @@ class Reference:
 
 class TextReference(Reference):
     """The reference of a model that takes text only, whose template takes strings."""
+
+    options: ClassVar = {}
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, transformers.AutoTokenizer, transformers.AutoModelForCausalLM)

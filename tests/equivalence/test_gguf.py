@@ -43,6 +43,7 @@ FILES = {
     "gemma3": (partial(make_text, kind="gemma3", seed=8, **AS_PUBLISHED), "F32"),
     "gemma3, BF16": (partial(make_text, kind="gemma3", seed=8, **AS_PUBLISHED), "BF16"),
 }
+OPTIONS = CHUNKED | {"launcher": "inproc", "threads": 1, "dtype": "float32", "image_backend": "pillow"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,7 +63,7 @@ def tally():
 def agrees(path, layouts, chats, wanted, tally, **options):
     greedy = SamplingParams(temperature=0.0, max_tokens=N_NEW)
     for layout in layouts:
-        with LLM(path, layout=layout, launcher="inproc", threads=1, dtype="float32", **CHUNKED, **options) as llm:
+        with LLM(path, layout=layout, **OPTIONS, **options) as llm:
             outputs = llm.chat(list(chats.values()), greedy, use_tqdm=False)
             for (name, (prompt_ids, ids, gaps)), out in zip(wanted.items(), outputs):
                 assert list(out.prompt_token_ids) == prompt_ids, name

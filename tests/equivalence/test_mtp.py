@@ -95,7 +95,7 @@ def test_guesses_behind_pictures(seeing, guessed, layout, budget):
     """In chunks that cut a picture, its next row is not at hand for the last row of a chunk. In 1E1P1D the first guess
     is made where the prompt was computed, and used by nobody."""
     reference, chats = Reference(seeing), [PICTURES["one"], PICTURES["several sizes"]]
-    options = OPTIONS | {"layout": layout, "launcher": "inproc", "token_budget": budget}
+    options = OPTIONS | {"layout": layout, "launcher": "inproc", "token_budget": budget, "image_backend": "pillow"}
     with LLM(seeing, drafts="off", **options) as llm:
         plain = llm.chat(chats, GREEDY, use_tqdm=False)
     with LLM(seeing, drafts="mtp", **options) as llm:

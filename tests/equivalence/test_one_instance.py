@@ -93,7 +93,7 @@ def tally():
 def start(case, engine):
     path, block_bytes, _ = case
     few = {"kv_cache_gib": FEW_BLOCKS * block_bytes / 2**30} if engine == "few blocks" else {}
-    return LLM(path, **ENGINES[engine], **few)
+    return LLM(path, image_backend="pillow", **ENGINES[engine], **few)
 
 
 def compare(outputs, wanted, label, tally):

@@ -34,6 +34,7 @@ ENGINES = {
     "2E1P2D": {"transport": "tcp"},
     "1ED1P": {},
 }
+OPTIONS = CHUNKED | {"image_backend": "pillow"}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def check(out, ids, table):
 def test_offline(tiny, likely, engine):
     layout = engine.split(",")[0]
     plain = SamplingParams(temperature=0.0, max_tokens=20)
-    with LLM(tiny, layout=layout, launcher="inproc", **CHUNKED | ENGINES[engine]) as llm:
+    with LLM(tiny, layout=layout, launcher="inproc", **OPTIONS | ENGINES[engine]) as llm:
         first = llm.chat(CHATS, plain, use_tqdm=False)  # their KV is there to be found
         copies = 4 if engine.endswith("few blocks") else 2
         again = llm.chat(CHATS * copies, ASKED, use_tqdm=False)
@@ -88,7 +89,7 @@ def test_a_lost_instance_changes_nothing(tiny, likely):
             await stream.result()
         return streams
 
-    with LLM(tiny, layout="1E2P1D", launcher="inproc", **CHUNKED | {"token_budget": 8}) as llm:
+    with LLM(tiny, layout="1E2P1D", launcher="inproc", **OPTIONS | {"token_budget": 8}) as llm:
         for stream in asyncio.run(ask_while_one_dies(llm)):
             told = (None, *stream.prompt_logprobs[0])
             check(SimpleNamespace(prompt_token_ids=stream.prepared.prompts[0], prompt_logprobs=told), *likely[4])

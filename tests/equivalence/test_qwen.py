@@ -97,7 +97,7 @@ def check_whole(llm):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_instance(case, engine, tally):
     path, wanted = case
-    with LLM(path, threads=1, **ENGINES[engine]) as llm:
+    with LLM(path, threads=1, image_backend="pillow", **ENGINES[engine]) as llm:
         compare(llm.chat(list(CHATS.values()), GREEDY, use_tqdm=False), wanted, engine, tally)
         compare(llm.chat(CHATS["mixed"], GREEDY, use_tqdm=False), {"mixed": wanted["mixed"]}, "cached", tally)
         (other,) = llm.chat([user(image("coffee.png"), *CHATS["one"][0]["content"][1:])], GREEDY, use_tqdm=False)
@@ -110,7 +110,7 @@ def test_one_instance(case, engine, tally):
 def test_layouts(case, layout, tally):
     """Embeddings with their further levels, and positions, survive migration."""
     path, wanted = case
-    options = {"token_budget": 32, "block_tokens": 4, "threads": 1, "native_kernels": False}
+    options = {"token_budget": 32, "block_tokens": 4, "threads": 1, "native_kernels": False, "image_backend": "pillow"}
     with LLM(path, layout=layout, launcher="inproc", **options) as llm:
         compare(llm.chat(list(CHATS.values()), GREEDY, use_tqdm=False), wanted, layout, tally)
 

@@ -19,7 +19,6 @@ import transformers
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.core import CheckpointError
 from hydrainfer.families import read_config
-from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures.media import MediaLimits, from_image
 from tests.checkpoints import make_llava
 from tests.checkpoints_gemma import make_gemma
@@ -28,6 +27,7 @@ from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import make_text
 from tests.equivalence.criterion import compare_greedy
 from tests.equivalence.reference import generate, photo
+from tests.pillow import configured, described
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(7200)]
 N_NEW = 6
@@ -273,11 +273,11 @@ class Transformers:
 
 def check_pixels(path: Path, reference: Transformers) -> None:
     """The pixels after rescaling and normalising are those of transformers."""
-    adapter = load_description(path).images.adapter
-    vision = read_config(path).vision
+    adapter = described(path).images.adapter
+    vision = configured(path).vision
     settings = vision.tower.pixels if hasattr(vision, "tower") else vision.pixels
     picture = from_image(PICTURE, MediaLimits())
-    made = (adapter.pixels(picture) * np.float64(settings.scale) - settings.mean) / settings.std
+    made = (adapter.pixels(picture) * np.float64(settings.scale) - settings.mean) / (settings.std or 1)
     wanted = reference.made["pixel_values"].double().numpy()
     if "image_grid_thw" in reference.made:
         assert adapter.fit(*picture.size).grid == tuple(reference.made["image_grid_thw"][0].tolist()) or (
@@ -301,6 +301,7 @@ def compare(path: Path, kind: Kind) -> str:
     greedy = SamplingParams(temperature=0.0, max_tokens=N_NEW)
     content: Any = [{"type": "image", "image": PICTURE}, text] if seeing else text["text"]
     options = {"threads": 1, "native_kernels": False, "dtype": "float32", "kv_cache_gib": 0.02}
+    options |= {"image_backend": "pillow"}
     try:
         with LLM(path, **options) as llm:
             out = llm.chat([{"role": "user", "content": content}], greedy, use_tqdm=False)[0]

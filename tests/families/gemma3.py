@@ -21,7 +21,7 @@ gemma_reference = partial(
 
 def expanded(path: Path) -> Callable[[int, int], list[int]]:
     """Only the placeholders: the chat template and the processor write what is around them."""
-    processor = transformers.Gemma3Processor.from_pretrained(path)
+    processor = transformers.Gemma3Processor.from_pretrained(path, backend="pil")
     placeholder = processor.tokenizer.convert_tokens_to_ids("<image_soft_token>")
 
     def ids(width: int, height: int) -> list[int]:

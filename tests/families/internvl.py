@@ -108,7 +108,8 @@ class Processor(InternVLProcessor):
         pass
 
     @classmethod
-    def from_pretrained(cls, path: Path) -> Processor:
+    def from_pretrained(cls, path: Path, backend: str = "pil") -> Processor:
+        assert backend == "pil"
         pictures = transformers.GotOcr2ImageProcessorPil.from_pretrained(path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         n_tokens = json.loads((path / "config.json").read_text())["image_seq_length"]

@@ -20,8 +20,8 @@ class Sample(NamedTuple):
     are compared, by name. `compiled`: tokens are also compared with our compiled kernels. `exact`: logits are compared
     with transformers in float64, where its own float32 is too far from that. `expanded(path)`: a function that returns
     the ids that the reference's preprocessing puts in a prompt for a picture of this width and height, with the texts
-    around it that the processor writes; None if the model takes text only. `sizes`: widths and heights for that,
-    besides random ones."""
+    around it that the processor writes, or None if it refuses such a picture; None instead of the function if the model
+    takes text only. `sizes`: widths and heights for that, besides random ones."""
 
     make: Callable[..., Path]
     reference: Callable[[Path], Any]
@@ -30,7 +30,7 @@ class Sample(NamedTuple):
     variants: Mapping[str, Mapping[str, Any]] = {"": {}}
     compiled: bool = False
     exact: bool = False
-    expanded: Callable[[Path], Callable[[int, int], list[int]]] | None = None
+    expanded: Callable[[Path], Callable[[int, int], list[int] | None]] | None = None
     sizes: Sequence[tuple[int, int]] = ((1, 1), (1, 40), (40, 1), (2000, 20), (20, 2000))
 
 

@@ -10,11 +10,12 @@ import torch
 from hydrainfer.core import LiveSequence, Request, Role, SamplingParams, TokenWork
 from hydrainfer.models import load_model
 from hydrainfer.ops import upload
-from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
+from hydrainfer.processor import PixelStore, Processor, parse_messages
 from hydrainfer.runtime.packing import pack_tokens
 from tests.equivalence.criterion import LOGIT_TOLERANCE
 from tests.families.sample import samples
 from tests.models.teacher import teacher_forced
+from tests.pillow import described
 from tests.runtime.harness import Rig
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
@@ -48,10 +49,11 @@ def test_logits_are_those_of_transformers(name, variant, tmp_path, record_proper
     path = sample.make(tmp_path / "checkpoint", **sample.variants[variant])
     reference, worst, rig = sample.reference(path), 0.0, None
     model = copy.deepcopy(reference.model).double() if sample.exact else reference.model
-    seeing = load_description(path).images is not None
+    description = described(path)
+    seeing = description.images is not None
     if seeing:
         rig, store = Rig(path), PixelStore(1 << 28)
-        processor = Processor(load_description(path), store, weights=b"", dtype="float32")
+        processor = Processor(description, store, weights=b"", dtype="float32")
     else:
         ours = load_model(path, Role.parse("EPD"))
     for chat, messages in sample.chats.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.checkpoints_text import GLM, make_text
+from tests.checkpoints_text import GEMMA4_EXPERTS, GEMMA4_LARGE, GLM, make_text
 from tests.equivalence.reference import TextReference
 from tests.families.chats import TEXTS
 from tests.families.sample import SPEAKING, Sample
@@ -17,7 +17,14 @@ _LONG = {  # of a head's 16 numbers 12 are rotated
     "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
 }
 LAST_ROTATES = {"no_rope_layers": [0, 1, 0, 1], "use_sliding_window": True, "sliding_window": 19, "mlp_bias": True}
+LARGE, EXPERTS = GEMMA4_LARGE | {"num_kv_shared_layers": 0, "use_double_wide_mlp": False}, GEMMA4_EXPERTS
 VARIANTS = {
+    "gemma4": {
+        "": {},
+        "values are keys": LARGE,
+        "experts": LARGE | EXPERTS | {"attention_k_eq_v": False, "num_global_key_value_heads": None},
+        "all at once": GEMMA4_LARGE | EXPERTS | {"hidden_size_per_layer_input": 12, "final_logit_softcapping": None},
+    },
     "phi3": {
         "": {},
         "a part of each head by factors": {"rope_parameters": _LONG, "original_max_position_embeddings": 512},
@@ -39,7 +46,7 @@ SAMPLES = {
         TEXTS,
         SPEAKING,
         variants=variants,
-        compiled=kind in ("olmo3", "smollm3", "ministral3"),
+        compiled=kind in ("gemma4", "olmo3", "smollm3", "ministral3"),
     )
     for i, (kind, variants) in enumerate(VARIANTS.items())
 }

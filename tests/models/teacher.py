@@ -8,16 +8,16 @@ from hydrainfer.core import Stage
 from hydrainfer.models import LayerCache, Model, PatchedPicture
 from hydrainfer.models.decoder import LastRows
 from hydrainfer.ops import AttentionBatch, ScanBatch, ScanRows
-from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures import MediaLimits, from_image
 from hydrainfer.storage import BlockStore
+from tests.pillow import described
 
 _BLOCK = 4
 
 
 def pictures_of(path, images) -> list[PatchedPicture]:
-    """The pixels that the checkpoint's adapter makes of PIL images."""
-    adapter = load_description(path).images.adapter
+    """The pixels that the checkpoint's adapter makes of PIL images, with Pillow."""
+    adapter = described(path).images.adapter
     made = [from_image(image, MediaLimits()) for image in images]
     return [PatchedPicture(adapter.pixels(p), adapter.fit(*p.image.size).grid) for p in made]
 
@@ -66,5 +66,6 @@ def teacher_forced(
                 model.ops.prepare(batch)
             views = zip(spec.layers, BlockStore(spec, n_blocks, device).layers)
             caches |= {layer: LayerCache(parts, batch) for layer, parts in views}
-        hidden = model.forward(x, torch.arange(n, device=device), [caches[i] for i in range(len(caches))], last)
+        layers = [caches[model.config.text.cache_of(i)] for i in range(model.config.text.layers)]
+        hidden = model.forward(x, torch.arange(n, device=device), layers, last, ids=tokens)
         return model.logits(hidden)

@@ -15,6 +15,7 @@ from tests.checkpoints_next import SIDE, make_llava_next
 from tests.checkpoints_text import make_text
 from tests.equivalence.criterion import LOGIT_TOLERANCE
 from tests.models.teacher import pictures_of, teacher_forced
+from tests.pillow import configured
 
 pytestmark = pytest.mark.cpu
 
@@ -111,13 +112,13 @@ def photographs() -> list[Image.Image]:
 @pytest.mark.parametrize("variant", NEXT)
 def test_llava_next(variant, tmp_path, record_property):
     path = make_llava_next(tmp_path, **{"seed": 4, **NEXT[variant]})
-    processor = transformers.LlavaNextProcessor.from_pretrained(path)
+    processor = transformers.LlavaNextProcessor.from_pretrained(path, backend="pil")
     reference = transformers.LlavaNextForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
     text = "ab <image> cd <image><image> e <image> fgh <image> i"
     inputs = processor(text=text, images=photographs(), return_tensors="pt")
     with torch.inference_mode():
         want = reference(**inputs).logits[0]
-    model = load_model(path, Role.parse("EPD"))
+    model = load_model(path, Role.parse("EPD"), config=configured(path))
     got = teacher_forced(model, inputs["input_ids"][0].tolist(), pictures_of(path, photographs()))
     check(got, want, record_property)
 
@@ -125,7 +126,7 @@ def test_llava_next(variant, tmp_path, record_property):
 @pytest.mark.parametrize("window", [19, 11], ids=["window", "window shorter than a picture"])
 def test_gemma3(window, tmp_path, record_property):
     path = make_gemma(tmp_path, 4, text={"sliding_window": window})
-    processor = transformers.Gemma3Processor.from_pretrained(path)
+    processor = transformers.Gemma3Processor.from_pretrained(path, backend="pil")
     reference = transformers.Gemma3ForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
     mark = "<start_of_image>"
     text = f"ab {mark} cd {mark}{mark} e {mark} fgh {mark} i"
@@ -133,7 +134,7 @@ def test_gemma3(window, tmp_path, record_property):
     with torch.inference_mode():
         want = reference(**inputs).logits[0]
     ids = inputs["input_ids"][0].tolist()
-    model = load_model(path, Role.parse("EPD"))
+    model = load_model(path, Role.parse("EPD"), config=configured(path))
     starts = [i for i, t in enumerate(ids) if t == reference.config.image_token_id != ids[i - 1]]
     spans = [(i, i + 16) for i in starts]
     check(teacher_forced(model, ids, pictures_of(path, photographs()), spans), want, record_property)

@@ -77,7 +77,7 @@ def test_products_by_every_shape_of_weight_are_measured_while_it_loads(published
     if model.vision:
         model.encode([picture(config.vision)])
     if model.language and role != "D":
-        for last in (None, LastRows(torch.empty(0, dtype=torch.int64), None)):
+        for last in (None, LastRows(torch.empty(0, dtype=torch.int64), [None])):
             teacher_forced(model, list(range(5, 25)), last=last)
     assert met == asked
     assert bool(asked) == (role != "D")

@@ -36,6 +36,7 @@ from tests.checkpoints_qwen import FAMILIES, make_qwen
 from tests.equivalence.criterion import LOGIT_TOLERANCE
 from tests.equivalence.qwen_reference import Reference
 from tests.equivalence.test_qwen import CHATS
+from tests.pillow import described
 from tests.runtime.harness import Rig
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
@@ -161,7 +162,7 @@ def test_teacher_forced_logits(case):
     exact = copy.deepcopy(reference.model).double()
     exact.set_experts_implementation("eager")  # torch has no grouped products in float64
     rig, store, most = Rig(path), PixelStore(1 << 28), 0.0
-    processor = Processor(load_description(path), store, weights=b"", dtype="float32")
+    processor = Processor(described(path), store, weights=b"", dtype="float32")
     for name, chat in CHATS.items():
         prepared = processor.chat(name, parse_messages(chat, local=True), SamplingParams(temperature=0.0, max_tokens=1))
         inputs = reference.inputs(chat)

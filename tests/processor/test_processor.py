@@ -108,7 +108,7 @@ CHATS = {
 def test_prompt_ids_equal_the_reference(processor, store, checkpoint, name):
     import transformers
 
-    reference = transformers.LlavaProcessor.from_pretrained(checkpoint)
+    reference = transformers.LlavaProcessor.from_pretrained(checkpoint, backend="pil")
     messages, pictures = [], []
     for m in CHATS[name]:
         content = m["content"] if isinstance(m["content"], list) else [text(m["content"])]

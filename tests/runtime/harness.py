@@ -27,6 +27,7 @@ from hydrainfer.models import load_model
 from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
 from hydrainfer.storage import BlockStore
 from tests.checkpoints import make_picture
+from tests.pillow import configured
 
 IMAGE = -1
 """Stands for one picture in a prompt written as a list."""
@@ -41,10 +42,10 @@ class Prompt:
 
 
 class Rig:
-    """Model, stores and runners of one EPD instance."""
+    """Model, stores and runners of one EPD instance. Pictures are normalised as Pillow's are."""
 
     def __init__(self, path: Path, dtype: str = "float32", kv_blocks: int = 256, ops=None, capture=None) -> None:
-        self.model = load_model(path, Role.parse("EPD"), "cpu", dtype, ops=ops)
+        self.model = load_model(path, Role.parse("EPD"), "cpu", dtype, ops=ops, config=configured(path))
         self.config = self.model.config
         embed, *kept = self.model.cache_specs(kv_block_tokens=4, embed_block_tokens=8)
         self.caches = CacheSet({embed: 64, **dict.fromkeys(kept, kv_blocks)})

@@ -24,10 +24,11 @@ from hydrainfer.core import (
 )
 from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, spoken_ids
+from hydrainfer.runtime.emulated import _Language
 from hydrainfer.scheduler import Budgets, Drafting, Guess, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport
 from tests.cache.other_kinds import STATE, WINDOW
-from tests.scheduler.fakes import make_request
+from tests.scheduler.fakes import make_request, placeholders
 
 pytestmark = pytest.mark.cpu
 KV = FullSpec.of(layers=2, kv_heads=1, head_dim=4, dtype="bfloat16", block_tokens=4)
@@ -96,6 +97,30 @@ def test_a_request_takes_the_time_of_its_batches():
     rig = Rig(cost=cost).run(request)
     assert rig.ends["r"] == pytest.approx(3.0 + (1.0 + 11 * 0.1) + 3 * 1.5)
     assert len(rig.tokens("r")) == 4 and rig.engine.idle
+    rig.caches.check(idle=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 24])
+def test_chunks_read_the_rows_of_their_placeholders_where_pictures_have_text_inside(tokens, monkeypatch):
+    request = make_request("r", 9, [1, 3, 2], max_tokens=4, gaps={1: ((2, 1), (5, 9)), 2: ((4, 4),)})
+    want, look, looked = alone(request), _Language._look, []
+
+    def noting(self, work, reads):
+        n = len(reads.tags)
+        look(self, work, reads)
+        looked.append((range(work.start, work.start + work.count), [tag & 0xFFFFFFFF for tag in reads.tags[n:]]))
+
+    monkeypatch.setattr(_Language, "_look", noting)
+    rig = Rig(tokens=tokens).run(request)
+    assert rig.tokens("r") == want and rig.end("r").error is None
+    for chunk, parts in looked:
+        shown = {
+            (span.start, row // EMBED.block_tokens + 1)
+            for p, (span, row) in placeholders(request).items()
+            if p in chunk
+        }
+        assert parts == [part for _, part in sorted(shown)]
+    assert {p for chunk, _ in looked for p in chunk} >= set(placeholders(request))
     rig.caches.check(idle=True)
 
 

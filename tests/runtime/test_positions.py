@@ -48,6 +48,11 @@ def test_a_picture_has_rows_and_columns_and_text_goes_on_behind_its_longer_side(
     assert delta == 7 - 10
 
 
+def test_text_inside_a_picture_has_no_such_positions():
+    with pytest.raises(AssertionError, match="text inside a picture"):
+        prompt_positions(request(10, span(2, (1, 2, 3), gaps=((3, 1),))))
+
+
 def test_joined_spans_are_one_video():
     one = request(14, span(1, (3, 2, 2), times=(0, 4, 8)))
     parts = [span(1 + 4 * i, (1, 2, 2), times=(4 * i,), joined=i > 0) for i in range(3)]

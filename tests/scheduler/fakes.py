@@ -25,12 +25,13 @@ def make_caches(kv_blocks=64, embed_blocks=32, more=None):
     return CacheSet({KV: kv_blocks, EMBED: embed_blocks, **(more or {})})
 
 
-def make_request(name, n_text=5, pictures=(), max_tokens=8, picture_tokens=6, salt=None, **kw):
-    """`pictures`: content numbers; equal numbers are the same picture. With a `salt` it shares its KV."""
+def make_request(name, n_text=5, pictures=(), max_tokens=8, picture_tokens=6, salt=None, gaps=None, **kw):
+    """`pictures`: content numbers; equal numbers are the same picture. `gaps`: those of pictures that have text inside,
+    by number. With a `salt` it shares its KV."""
     media, ids = [], [1]
     for p in pictures:
-        media.append(MediaSpan(len(ids), picture_tokens, b"picture%d" % p, f"px{p}"))
-        ids += [0] * picture_tokens
+        media.append(MediaSpan(len(ids), picture_tokens, b"picture%d" % p, f"px{p}", gaps=(gaps or {}).get(p, ())))
+        ids += shown_ids(media[-1])
     ids += [2 + i % 7 for i in range(max(n_text - 1, 0))]
     sampling = kw.pop("sampling", SamplingParams(max_tokens=max_tokens))
     keys = b"" if salt is None else chain_of(chain_root(salt), ids, KV.block_tokens, media)
@@ -44,6 +45,25 @@ def make_request(name, n_text=5, pictures=(), max_tokens=8, picture_tokens=6, sa
         keys=keys,
         **kw,
     )
+
+
+def shown_ids(span):
+    """The ids of a picture: 0 for each placeholder, others between them."""
+    ids, row = [], 0
+    for after, n_others in (*span.gaps, (span.n_tokens, span.gaps[-1][1] if span.gaps else 0)):
+        ids += [0] * (after - row)
+        row = after
+        ids += range(3, 3 + n_others - (len(ids) - row))
+    return ids
+
+
+def placeholders(request):
+    """The picture and row of each placeholder of a prompt, by its position."""
+    found = {}
+    for span in request.media:
+        at = [p for p in range(span.start, span.end) if request.prompt_ids[p] == 0]
+        found |= {p: (span, row) for row, p in enumerate(at)}
+    return found
 
 
 def expected_tokens(request):
@@ -62,7 +82,7 @@ def _next_token(tokens):
 
 def contents_of(request, tokens):
     """For each token, a number that stands for all that its keys and values depend on, and for the salt."""
-    pictures = {p: span.key for span in request.media for p in range(span.start, span.end)}
+    pictures = {p: (span.key, row) for p, (span, row) in placeholders(request).items()}
     made, before = [], request.keys[:KEY_BYTES]
     for p, token in enumerate(tokens):
         before = hash((before, token, pictures.get(p)))
@@ -206,8 +226,9 @@ class FakeDevice:
             return
         assert item.start == seq.n_computed
         end = item.start + item.count
+        shown = {id(span) for p, (span, _) in placeholders(seq.request).items() if item.start <= p < end}
         for span, picture in zip(seq.request.media, EMBED.pictures(seq.request)):
-            if max(item.start, span.start) < min(end, span.start + span.n_tokens):
+            if id(span) in shown:
                 held = [self.embed[block] for block in EMBED.held(seq, picture)]
                 assert held == [(span.key, part) for part in range(len(picture))], "prefill read a foreign embedding"
         tokens = [*seq.tokens, *item.drafts][:end]

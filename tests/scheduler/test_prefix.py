@@ -23,9 +23,10 @@ from hydrainfer.core import (
     split_chain,
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from hydrainfer.scheduler.finding import missing_pictures
 from hydrainfer.scheduler.room import SequenceRoom
 from tests.cache.other_kinds import STATE, WINDOW
-from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
+from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request, placeholders, shown_ids
 
 pytestmark = pytest.mark.unit
 BLOCK = KV.block_tokens
@@ -64,8 +65,9 @@ def requests_of(tree):
         ids = [*before.prompt_ids, *expected_tokens(before)] if before else [3]
         media = list(before.media) if before else []
         if turn.picture is not None:
-            media.append(MediaSpan(len(ids), 6, b"picture%d" % turn.picture, "px"))
-            ids += [0] * 6
+            gaps = ((2, 1), (3, 6)) if turn.picture == 2 else ()
+            media.append(MediaSpan(len(ids), 6, b"picture%d" % turn.picture, "px", gaps=gaps))
+            ids += shown_ids(media[-1])
         ids += turn.text
         made.append(
             Request(
@@ -397,3 +399,14 @@ def test_a_request_that_evicts_its_own_prefix_to_find_room_has_its_picture_encod
     run()
     assert not full and device.n_encoded[b"picture0"] == 2
     caches.check(idle=True)
+
+
+def test_a_picture_is_needed_until_its_last_placeholder_is_computed_and_no_longer():
+    request = make_request("r", 9, [1, 2], gaps={1: ((2, 1), (5, 9)), 2: ((4, 4),)})
+    absent, last = {EMBED.name: [None] * 4}, dict.fromkeys(range(2), 0)
+    for position, (span, _) in placeholders(request).items():
+        last[request.media.index(span)] = position
+    for n_computed in range(request.n_prompt):
+        needed = [i for i, position in last.items() if position >= n_computed]
+        assert missing_pictures(request, [EMBED], absent, n_computed) == needed
+        assert len(EMBED.need(request, n_computed, request.n_prompt)) == 2 * len(needed)

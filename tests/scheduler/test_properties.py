@@ -20,6 +20,7 @@ def held_by(seq):
     return {name: list(blocks) for name, blocks in seq.hold.blocks.items()}
 
 
+GAPS = {4: ((2, 1), (5, 2))}  # by picture
 requests = st.lists(
     st.tuples(
         st.integers(1, 20),  # text tokens
@@ -106,7 +107,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     flying = {lane: [] for lane in Lane}  # batches, and which blocks their sequences held when they were launched
     todo = []
     for i, (n_text, pictures, max_tokens, arrives, cancel_at, sampling) in enumerate(specs):
-        more = {"salt": rng.choice(salts), "sampling": sampling, "eos_ids": eos}
+        more = {"salt": rng.choice(salts), "sampling": sampling, "eos_ids": eos, "gaps": GAPS}
         todo.append((arrives, cancel_at, make_request(f"r{i}", n_text, pictures, max_tokens, **more)))
 
     def settle(lane):

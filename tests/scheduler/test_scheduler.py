@@ -263,3 +263,16 @@ def test_no_budget_is_no_chunk_even_if_the_cache_has_the_start_of_a_picture(n_co
     seq, work = LiveSequence(request, (0.0, 0), 0.0), []
     seq.n_computed, seq.hold.capacity = n_computed, 64
     assert add_chunk(work, seq, 0, first=True) == 0 and not work
+
+
+@pytest.mark.parametrize("budget", range(1, 12))
+def test_no_chunk_ends_inside_a_picture_that_sees_itself_whole_nor_in_a_text_inside_it(budget):
+    span = MediaSpan(4, 6, b"k", "p", whole=True, gaps=((2, 3), (5, 4)))
+    request = Request(id="a", prompt_ids=(1,) * 17, sampling=SamplingParams(), max_tokens=2, seed=0, media=(span,))
+    seq, work = LiveSequence(request, (0.0, 0), 0.0), []
+    seq.hold.capacity = 64
+    while seq.n_computed < 17:
+        seq.n_computed += add_chunk(work, seq, budget, first=True)
+    ends = {item.start + item.count for item in work}
+    assert {4, 14} <= ends | {seq.n_computed} or budget > 4
+    assert not ends & set(range(5, 14)) and 17 in ends

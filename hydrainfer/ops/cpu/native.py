@@ -185,8 +185,8 @@ class Kernels:
         return out
 
     def experts(self, out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWeights, ops: OpSet) -> Tensor:
-        """All experts in one call; each multiplies as `linear` does. Int8 weights are left to the reference."""
-        if not isinstance(e.gate_up, Tensor) or not isinstance(e.down, Tensor):
+        """All experts in one call; each multiplies as `linear` does. Int8 weights and GELU go to the reference."""
+        if not isinstance(e.gate_up, Tensor) or not isinstance(e.down, Tensor) or e.gelu:
             return reference.experts(out, x, weights, chosen, e, ops)
         none = self._no_bias[x.dtype]
         biases = (none if bias is None else bias for bias in (e.gate_up_bias, e.down_bias))

@@ -76,6 +76,7 @@ def prompts_of(name: str) -> PromptRules:
         text=_exactly(load_description(path, parsed=parsed)) if written else roughly,
         n_context=parsed.model.text.context,
         whole=parsed.model.sees_whole,
+        inner=_inner(parsed.model),
     )
 
 
@@ -84,6 +85,14 @@ def _fit(model: ModelConfig) -> Fit | None:
     if adapter is None:
         return None
     return lambda width, height: adapter.fit(width, height).n_tokens
+
+
+def _inner(model: ModelConfig) -> Fit | None:
+    """A function that returns the number of tokens between a picture's placeholders."""
+    adapter = image_adapter(model)
+    if adapter is None:
+        return None
+    return lambda width, height: adapter.fit(width, height).n_inner
 
 
 def _exactly(model: ModelDescription) -> Callable[[str, int], int]:

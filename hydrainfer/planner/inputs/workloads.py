@@ -39,13 +39,15 @@ _SHARED_TOKENS = 16  # one block: what is worth sharing
 class PromptRules(NamedTuple):
     """A model's rules for counting tokens. `picture(width, height)`: embedding tokens, None for a model without vision;
     `text(text, n_pictures)`: all other tokens of a prompt, chat template included; `n_context`: most tokens of prompt
-    and answer together. `whole`: see `TraceRequest`."""
+    and answer together. `whole`: see `TraceRequest`. `inner(width, height)`: tokens between the placeholders of a
+    picture, which `text` does not count; None if no picture has any."""
 
     name: str
     picture: Callable[[int, int], int] | None
     text: Callable[[str, int], int]
     n_context: int
     whole: bool = False
+    inner: Callable[[int, int], int] | None = None
 
 
 class _PictureSize(NamedTuple):
@@ -89,8 +91,10 @@ def trace_of(
         at_s = [t - min(recorded) for t in recorded]
     else:
         at_s = due_times_s(arrivals or Poisson(1.0), len(chats), seed)
-    seen = prompts.picture
-    prompts = prompts._replace(picture=seen and cache(seen), text=cache(prompts.text))  # turns repeat earlier turns
+    seen, inner = prompts.picture, prompts.inner
+    prompts = prompts._replace(  # turns repeat earlier turns
+        picture=seen and cache(seen), text=cache(prompts.text), inner=inner and cache(inner)
+    )
     made = [_request(i, chat, t, prompts) for i, (chat, t) in enumerate(zip(chats, at_s))]
     if _repeats(made):
         return made
@@ -172,6 +176,9 @@ def _parts_of(pieces: Sequence[_Text | _PictureSize], prompts: PromptRules) -> I
             assert prompts.picture is not None
             n_pictures += 1
             yield PromptPart(f"picture {piece.name}", prompts.picture(piece.width, piece.height), True)
+            n_inner = 0 if prompts.inner is None else prompts.inner(piece.width, piece.height)
+            if n_inner:
+                yield PromptPart(f"inside {piece.name}", n_inner)
             continue
         texts.append(piece.text)
         n_shown = n_pictures

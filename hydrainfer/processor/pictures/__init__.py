@@ -7,6 +7,7 @@ Called by `messages`, `text` and `workers`. Never fetches a URL, never starts a 
 from hydrainfer.processor.pictures.adapter import (
     Counting,
     ImageAdapter,
+    InnerText,
     MediaItem,
     VideoAdapter,
     VideoShape,
@@ -34,6 +35,7 @@ __all__ = [
     "ClipImages",
     "Counting",
     "ImageAdapter",
+    "InnerText",
     "MediaItem",
     "MediaLimits",
     "Picture",

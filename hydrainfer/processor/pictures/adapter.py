@@ -16,9 +16,28 @@ from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 
 
+class InnerText(NamedTuple):
+    """A text between the placeholders of a picture. `after`: the places where it stands, each a number of placeholders
+    before it, at least 1 and less than all, ascending. `n_tokens`: the number of its tokens, for the planner, which has
+    no tokenizer.
+
+    The text is tokenised by itself. So that the tokens are those of the whole prompt's text, it begins and ends with
+    special tokens, which no neighbour merges with, or the family's tests compare the ids."""
+
+    text: str
+    after: tuple[int, ...]
+    n_tokens: int = 1
+
+
 class MediaItem(NamedTuple):
     """A picture, or the part of a video that is encoded at once: `core.MediaSpan` without its position in the prompt.
-    `before`, `after`: texts around its placeholders. `whole`: all its tokens attend to each other."""
+    `n_tokens`: its placeholders. `before`, `after`: texts around all of them. `inner`: texts between them; no two stand
+    after the same number of placeholders. `whole`: all its tokens attend to each other.
+
+    Pixtral's picture of 3 x 2 tokens is `[IMG][IMG][IMG][IMG_BREAK][IMG][IMG][IMG][IMG_END]` in a prompt:
+
+        MediaItem(6, after="[IMG_END]", inner=(InnerText("[IMG_BREAK]", (3,)),))
+    """
 
     n_tokens: int
     grid: tuple[int, int, int] | None = None
@@ -27,6 +46,12 @@ class MediaItem(NamedTuple):
     before: str = ""
     after: str = ""
     whole: bool = False
+    inner: tuple[InnerText, ...] = ()
+
+    @property
+    def n_inner(self) -> int:
+        """The number of tokens between its placeholders, as the family counts them."""
+        return sum(len(one.after) * one.n_tokens for one in self.inner)
 
 
 class ImageAdapter(Protocol):

@@ -52,7 +52,7 @@ class MediaLimits(msgspec.Struct, frozen=True):
     """The limits on the pictures of one request, and how they are decoded. `max_pixels` is checked against the header,
     before decoding. `max_aspect` bounds the memory for resizing the short edge. `fast_jpeg`: decode a JPEG at 1/2, 1/4
     or 1/8 of its size if that is still at least the target size; the pixels differ from the reference. `resampler`: the
-    path of the compiled resizing for the backend of the adapters; empty: Pillow or numpy resize. `dali`: DALI decodes
+    path of the compiled resizing for the backend of the adapters; empty: Pillow or torch resize. `dali`: DALI decodes
     and resizes what it can; these pixels, too, differ from the reference."""
 
     max_images: int = 16
@@ -71,7 +71,7 @@ class ResizeTarget(NamedTuple):
     width: int
     height: int
     resample: int
-    backend: PixelBackend = "pillow"
+    backend: PixelBackend
 
     def resized(self, image: Image.Image, box: Box | None = None, library: str = "") -> np.ndarray:
         """The resized RGB picture as uint8 [height, width, 3], or the `box` of it. `library`: that of
@@ -82,7 +82,7 @@ class ResizeTarget(NamedTuple):
 
 def agrees(library: str, backend: PixelBackend) -> bool:
     """Whether the compiled resizing gives the same pixels as what resizes without it: the installed Pillow, another
-    version of which may round differently or have the passes in another order, or numpy."""
+    version of which may round differently or have the passes in another order, or torch."""
     return _ARITHMETICS[backend].agrees(library)
 
 

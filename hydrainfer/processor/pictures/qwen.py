@@ -1,10 +1,10 @@
-"""Pictures for Qwen2-VL, Qwen2.5-VL and Qwen3-VL. The grid depends on the picture's size, as in
-`Qwen2VLImageProcessorPil`."""
+"""Pictures for Qwen's and GLM's towers. The grid depends on the picture's size, as in `Qwen2VLImageProcessorPil` and
+`Glm4vImageProcessorPil`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,11 +30,11 @@ class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_frames: int | None = None
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> QwenOptions:
+    def read(cls, given: Mapping[str, Any], known: Sequence[str] = KNOWN) -> QwenOptions:
         """The checked options of a request. Raises `InvalidRequest` naming the wrong option, and the known ones."""
-        unknown = [name for name in given if name not in KNOWN]
+        unknown = [name for name in given if name not in known]
         if unknown:
-            raise _wrong(f"{unknown[0]!r} is not known; this model takes {', '.join(KNOWN)}")
+            raise _wrong(f"{unknown[0]!r} is not known; this model takes {', '.join(known)}")
         values = {name: value for name, value in given.items() if value is not None}
         for name in ("min_pixels", "max_pixels", "num_frames", "max_frames"):
             if name in values and not _is_count(values[name]):
@@ -97,11 +97,13 @@ class QwenImages:
             if width % s.factor or height % s.factor:
                 raise MediaError(f"this model takes pictures whose sides are multiples of {s.factor} pixels")
             return height // s.factor, width // s.factor
+        if s.in_time:
+            return resize_in_time(s.temporal, height, width, s)
         return smart_resize(height, width, s.factor, s.bounds)
 
 
 def qwen_images(model: ModelConfig) -> QwenImages:
-    """The adapter of a checkpoint of one of the three families."""
+    """The adapter of a checkpoint whose vision tower takes pictures of any size."""
     return QwenImages(model.vision.pixels)
 
 
@@ -119,9 +121,31 @@ def smart_resize(height: int, width: int, factor: int, bounds: PixelBounds) -> t
     return rows, columns
 
 
-def check_aspect(width: int, height: int) -> None:
+def resize_in_time(n_frames: int, height: int, width: int, s: QwenSettings) -> tuple[int, int]:
+    """`smart_resize` with bounds on the pixels of all frames together. Frames smaller than a token are enlarged
+    first."""
+    factor, bounds, shown = s.factor, s.bounds, (width, height)
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    check_aspect(width, height, shown)
+    rows, columns, depth = round(height / factor), round(width / factor), round(n_frames / s.temporal) * s.temporal
+    if depth * rows * columns * factor**2 > bounds.most:
+        shrink = math.sqrt(n_frames * height * width / bounds.most)
+        return max(1, math.floor(height / shrink / factor)), max(1, math.floor(width / shrink / factor))
+    if depth * rows * columns * factor**2 < bounds.least:
+        grow = math.sqrt(bounds.least / (n_frames * height * width))
+        return math.ceil(height * grow / factor), math.ceil(width * grow / factor)
+    return rows, columns
+
+
+def check_aspect(width: int, height: int, shown: tuple[int, int] | None = None) -> None:
+    """Raise `MediaError` for too narrow a picture, whose own size is `shown` if it has been enlarged."""
     if max(height, width) / min(height, width) > MAX_ASPECT:
-        raise MediaError(f"the picture is {width} x {height}: one side may be at most {MAX_ASPECT} times the other")
+        own_width, own_height = shown or (width, height)
+        raise MediaError(
+            f"the picture is {own_width} x {own_height}: one side may be at most {MAX_ASPECT} times the other"
+        )
 
 
 def _read_size(size: object) -> PixelBounds:

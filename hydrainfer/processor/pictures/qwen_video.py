@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 
 from hydrainfer.checkpoint import ModelConfig, PixelBounds, QwenVideoSettings
-from hydrainfer.processor.pictures.adapter import MediaItem, VideoAdapter, VideoShape
+from hydrainfer.processor.pictures.adapter import MediaItem, VideoShape
 from hydrainfer.processor.pictures.media import ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
-from hydrainfer.processor.pictures.qwen import QwenOptions, check_aspect, smart_resize
+from hydrainfer.processor.pictures.qwen import KNOWN, QwenOptions, resize_in_time, smart_resize
 
-_FPS = 24.0  # assumed for a file without a frame rate
+FPS = 24.0  # assumed for a file without a frame rate
 _JOINED_TOKENS = 1024  # maximum tokens of pairs that are encoded together; a single pair may have more
 
 
@@ -36,11 +36,16 @@ class QwenVideos:
         self.parameters = b"qwen video|" + msgspec.json.encode(content)
         self.options = msgspec.json.encode(settings)
 
-    def configured(self, options: Mapping[str, Any]) -> VideoAdapter:
+    @property
+    def known(self) -> Sequence[str]:
+        """The options that a request may have."""
+        return KNOWN
+
+    def configured(self, options: Mapping[str, Any]) -> Self:
         if not options:
             return self
-        given, s = QwenOptions.read(options), self.settings
-        if s.times == "told":  # its bounds are for a whole video, min_pixels and max_pixels for a picture
+        given, s = QwenOptions.read(options, self.known), self.settings
+        if s.frames.in_time:  # its bounds are for a whole video, min_pixels and max_pixels for a picture
             given = msgspec.structs.replace(given, min_pixels=None, max_pixels=None)
         frames, changed = s.frames, {}
         if given.size or given.min_pixels or given.max_pixels:
@@ -50,10 +55,10 @@ class QwenVideos:
         if given.num_frames:
             changed = {"num_frames": given.num_frames}
         settings = msgspec.structs.replace(s, frames=frames, max_frames=given.max_frames or s.max_frames, **changed)
-        return QwenVideos(settings, self._limit)
+        return type(self)(settings, self._limit)
 
     def sample(self, video: VideoShape, max_frames: int) -> list[int]:
-        s, total, rate = self.settings, video.n_frames, video.fps or _FPS
+        s, total, rate = self.settings, video.n_frames, video.fps or FPS
         most = min(s.max_frames, max_frames)
         pair = s.frames.temporal
         if s.times == "told":
@@ -76,8 +81,7 @@ class QwenVideos:
         h, w = self._target(video, len(indices))
         n_pairs = -(-len(indices) // pair)
         if s.times == "told":
-            times = self._seconds(video, indices)
-            return [MediaItem(h * w, (1, h, w), before=f"<{t:.1f} seconds>{s.start}", after=s.end) for t in times]
+            return [MediaItem(h * w, (1, h, w), before=b, after=a) for b, a in self._around(video, indices)]
         at = self._positions(video, len(indices), n_pairs)
         group = self._group(h * w)
         return [
@@ -108,19 +112,20 @@ class QwenVideos:
     def _group(self, n_tokens: int) -> int:
         return max(1, _JOINED_TOKENS // n_tokens)
 
-    def _seconds(self, video: VideoShape, indices: Sequence[int]) -> list[float]:
-        """The time of the middle of each pair, in seconds."""
-        pair = self.settings.frames.temporal
-        at = [i / (video.fps or _FPS) for i in indices]
+    def _around(self, video: VideoShape, indices: Sequence[int]) -> list[tuple[str, str]]:
+        """The texts before and after each pair: the time of its middle stands before it."""
+        s, pair = self.settings, self.settings.frames.temporal
+        at = [i / (video.fps or FPS) for i in indices]
         at += [at[-1]] * (-len(at) % pair)
-        return [(at[i] + at[i + pair - 1]) / 2 for i in range(0, len(at), pair)]
+        middles = [(at[i] + at[i + pair - 1]) / 2 for i in range(0, len(at), pair)]
+        return [(f"<{t:.1f} seconds>{s.start}", s.end) for t in middles]
 
     def _positions(self, video: VideoShape, n_frames: int, n_pairs: int) -> list[int]:
         """The position in time of each pair, computed in float32 and truncated as in transformers."""
         s = self.settings
         if s.times == "counted":
             return list(range(n_pairs))
-        rate = video.fps or _FPS
+        rate = video.fps or FPS
         sampled = rate if video.sampled else n_frames / video.n_frames * rate
         interval = np.float32(s.tokens_per_second) * np.float32(s.frames.temporal / sampled)
         return (np.arange(n_pairs).astype(np.float32) * interval).astype(int).tolist()
@@ -129,7 +134,7 @@ class QwenVideos:
         """(rows, columns) of a frame in tokens."""
         s, bounds, factor = self.settings, self.settings.frames.bounds, self.settings.frames.factor
         pair = s.frames.temporal
-        if s.times != "told":
+        if not s.frames.in_time:
             if s.shared:
                 total = int(s.max_tokens * factor * factor * 0.9)
                 most = max(min(bounds.most, total * pair // n_frames), int(bounds.least * 1.05))
@@ -139,29 +144,10 @@ class QwenVideos:
         if s.shared:
             each = max(min(s.max_tokens * factor * factor, bounds.most // n), int(bounds.least * 1.05))
             bounds = PixelBounds(bounds.least, each * n)
-        return _resize_in_time(n, video.height, video.width, pair, factor, bounds)
+        return resize_in_time(n, video.height, video.width, msgspec.structs.replace(s.frames, bounds=bounds))
 
 
 def qwen_videos(model: ModelConfig, start: str, end: str) -> QwenVideos:
     """The adapter of a checkpoint of one of the three families. `start` and `end` are the texts around each frame
     pair."""
     return QwenVideos(msgspec.structs.replace(model.vision.videos, start=start, end=end))
-
-
-def _resize_in_time(
-    n_frames: int, height: int, width: int, pair: int, factor: int, bounds: PixelBounds
-) -> tuple[int, int]:
-    """`smart_resize` with bounds on the pixels of all frames together. Frames smaller than a token are enlarged
-    first."""
-    if height < factor or width < factor:
-        scale = max(factor / height, factor / width)
-        height, width = int(height * scale), int(width * scale)
-    check_aspect(width, height)
-    rows, columns, depth = round(height / factor), round(width / factor), round(n_frames / pair) * pair
-    if depth * rows * columns * factor**2 > bounds.most:
-        shrink = math.sqrt(n_frames * height * width / bounds.most)
-        return max(1, math.floor(height / shrink / factor)), max(1, math.floor(width / shrink / factor))
-    if depth * rows * columns * factor**2 < bounds.least:
-        grow = math.sqrt(bounds.least / (n_frames * height * width))
-        return math.ceil(height * grow / factor), math.ceil(width * grow / factor)
-    return rows, columns

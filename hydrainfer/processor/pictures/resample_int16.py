@@ -1,5 +1,5 @@
 """Resizing of pictures as torch, and so torchvision, does it with 8-bit pixels on a CPU: by the compiled kernel
-`kernels/cpu/resample_int16.cpp` or, several times slower, by numpy. Both give torch's result to the last bit.
+`kernels/cpu/resample_int16.cpp`, with the same result to the last bit, or by torch itself.
 
 Rows are resized first. Weights have 16 bits. How many of them are fractional depends on the largest weight of an axis.
 """
@@ -7,6 +7,8 @@ Rows are resized first. Weights have 16 bits. How many of them are fractional de
 from __future__ import annotations
 
 import ctypes
+import hashlib
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -27,37 +29,63 @@ from hydrainfer.processor.pictures.resample import (
 )
 
 _MOST_BITS = 22
+_MODES = {
+    Image.Resampling.LANCZOS: "lanczos",
+    Image.Resampling.BILINEAR: "bilinear",
+    Image.Resampling.BICUBIC: "bicubic",
+}
+_DIGESTS = {
+    Image.Resampling.LANCZOS: "f52244ff4ea6122c1203f9130d82273009c3602b3af9c59e9458a500cd72b4f2",
+    Image.Resampling.BILINEAR: "3dc30eab210004421c03603b51b5987b16c79b7a7d8ef963fba629879a1b17df",
+    Image.Resampling.BICUBIC: "435560524874ba3761a96d32e67535208881d4ce49367f2e23d8f43dae2a9586",
+}
+"""What `digest` returns for torch's own resizing, by filter."""
 
 
 def resized(
     image: Image.Image, width: int, height: int, resample: int, box: Box | None = None, library: str = ""
 ) -> np.ndarray:
     """The resized RGB picture as uint8 [height, width, 3], or the `box` of it. `resample`: one of `REACH`. `library`:
-    path of the compiled kernel; numpy resizes if there is none, or if it has been removed."""
+    path of the compiled kernel; torch resizes if there is none, or if it has been removed."""
     box = box or (0, 0, width, height)
+    kernel = _kernel(library) if library else None
+    if kernel is None:
+        whole = by_torch(image, width, height, resample)
+        return np.ascontiguousarray(whole[box[1] : box[3], box[0] : box[2]])
     columns = _axis(image.width, width, box[0], box[2], resample, 4)
     rows = _axis(image.height, height, box[1], box[3], resample, 2)
     room = max(image.width, columns.taps.n), max(image.height, rows.taps.n)
     if room != image.size:
         image = image.crop((0, 0, *room))  # black beyond the edge, where all weights are zero
-    kernel = _kernel(library) if library else None
-    if kernel is None:
-        begin, end = rows.taps.span
-        between = _summed(np.asarray(image)[begin:end].swapaxes(0, 1), columns)
-        return np.ascontiguousarray(_summed(between.swapaxes(0, 1), rows.moved(-begin)))
     along, down = partial(_along, kernel, columns.bits), partial(_down, kernel, rows.bits)
     return along_first(image, columns.taps, rows.taps, along, down)
 
 
+def by_torch(image: Image.Image, width: int, height: int, resample: int) -> np.ndarray:
+    """The resized RGB picture as uint8 [height, width, 3], by torch, which is imported for it."""
+    import torch
+
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # channels last
+    mode = _MODES[Image.Resampling(resample)]
+    made = torch.nn.functional.interpolate(pixels, (height, width), mode=mode, antialias=True)
+    return np.ascontiguousarray(made[0].permute(1, 2, 0).numpy())
+
+
 def agrees(library: str) -> bool:
-    """Whether the kernel gives the same pixels as numpy."""
-    noise = np.random.default_rng(0).integers(0, 2, (49, 61, 3), np.uint8) * np.uint8(255)
-    image = Image.fromarray(noise)
-    return all(
-        np.array_equal(resized(image, *size, resample, library=library), resized(image, *size, resample))
-        for size in ((40, 30), (70, 20), (9, 80), (61, 50), (2, 1))
-        for resample in REACH
-    )
+    """Whether the kernel gives the same pixels as torch, which is not imported for it."""
+    resize = partial(resized, library=library)
+    return all(digest(resize, resample) == expected for resample, expected in _DIGESTS.items())
+
+
+def digest(resize: Callable[[Image.Image, int, int, int], np.ndarray], resample: int) -> str:
+    """A digest of pixels that `resize` makes of a fixed picture with this filter."""
+    width, height = 61, 49
+    noise = np.frombuffer(hashlib.shake_128(b"noise").digest(3 * width * height), np.uint8)
+    image = Image.fromarray((noise.reshape(height, width, 3) >> 7) * np.uint8(255))  # which overshoots most
+    made = hashlib.sha256()
+    for size in ((40, 30), (70, 20), (9, 80), (61, 50), (2, 1)):
+        made.update(resize(image, *size, resample).tobytes())
+    return made.hexdigest()
 
 
 class _Axis(NamedTuple):
@@ -65,9 +93,6 @@ class _Axis(NamedTuple):
 
     taps: Taps
     bits: int
-
-    def moved(self, by: int) -> _Axis:
-        return self._replace(taps=self.taps._replace(first=self.taps.first + np.int32(by)))
 
 
 def _axis(n_in: int, n_out: int, begin: int, end: int, resample: int, multiple: int) -> _Axis:
@@ -84,15 +109,6 @@ def _axis(n_in: int, n_out: int, begin: int, end: int, resample: int, multiple: 
     scaled = weights[begin:end] * 2.0**bits
     rounded = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int16)
     return _Axis(Taps(first[begin:end].astype(np.int32), rounded), bits)
-
-
-def _summed(pixels: np.ndarray, axis: _Axis) -> np.ndarray:
-    """Pixels [inputs, others, 3], resized along their first axis."""
-    first, weights = axis.taps
-    total = np.full((len(first), *pixels.shape[1:]), 1 << (axis.bits - 1), np.int32)
-    for tap in range(axis.taps.n):
-        total += pixels[first + tap] * weights[:, tap, None, None].astype(np.int32)
-    return np.clip(total >> axis.bits, 0, 255).astype(np.uint8)
 
 
 def _along(kernel: ctypes.CDLL, bits: int, plane: Plane, columns: Taps, out: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 @dataclass(frozen=True, slots=True)
 class VideoInput:
-    """The placeholder and adapter of videos, with fields as in `ImageInput`."""
+    """The placeholder and adapter of videos, with fields as in `ImageInput`. `row_id`: the id that stands for one
+    embedding, where that is the one of pictures."""
 
     adapter: VideoAdapter
     placeholder: str
     token_id: int
+    row_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +175,17 @@ def _image_input(path: Path, config: ModelConfig, tokenizer: Any) -> ImageInput 
         raise CheckpointError(f"{path / 'preprocessor_config.json'} is missing")
     texts = [_special(path, tokenizer, token, noun) for token, noun in zip(config.media_tokens, ("image", "video"))]
     around = tuple(
-        _special(path, tokenizer, token, f"vision {end}") for token, end in zip(config.around, ("start", "end"))
+        _special(path, tokenizer, token, f"{kind} {end}")
+        for token, (kind, end) in zip(config.around, product(("vision", "video"), ("start", "end")))
     )
+    marks = tuple(_known(path, tokenizer.backend_tokenizer, mark) for mark in config.vision.marks)
     videos = video_adapter(config, around)
-    video = VideoInput(videos, texts[1], config.media_tokens[1]) if videos is not None else None
     family = family_of(config)
+    row_id = config.media_tokens[0 if family.framed_videos else -1]
+    video = VideoInput(videos, texts[1], config.media_tokens[1], row_id) if videos is not None else None
     mark = around[0] if family.frame else ""
     framed = family.frame.format(start=mark, picture=texts[0], end=around[-1]) if mark else ""
-    return ImageInput(adapter, texts[0], config.media_tokens[0], around, video, mark, framed)
+    return ImageInput(adapter, texts[0], config.media_tokens[0], (*around, *marks), video, mark, framed)
 
 
 def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:
@@ -188,6 +194,13 @@ def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:
     if text is None or tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids != [token_id]:
         raise CheckpointError(f"{path}: the {noun} token id {token_id} of config.json is no token of the tokenizer")
     return text
+
+
+def _known(path: Path, tokenizer: Any, mark: str) -> str:
+    """A mark of pictures, which is one token. Raises `CheckpointError`."""
+    if tokenizer.encode(mark, add_special_tokens=False).ids != [tokenizer.token_to_id(mark)]:
+        raise CheckpointError(f"{path / 'tokenizer.json'} has no token {mark}, which this model's pictures need")
+    return mark
 
 
 def _written_templates(path: Path) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""The token ids of a prompt, checked. Each picture's placeholder is repeated once per embedding."""
+"""The token ids of a prompt, checked. Each picture's placeholder is repeated once per row of its embedding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ T = TypeVar("T")
 
 class Expanded(NamedTuple):
     """A prompt with its placeholders repeated. `starts[i]`: the position of the first placeholder of item i, counted
-    over all pictures and videos."""
+    over all pictures and videos. `gaps[i]`: the tokens between its placeholders, as in `core.MediaSpan`."""
 
     ids: tuple[int, ...]
     starts: tuple[int, ...]
+    gaps: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 def check_length(text: str, model: ModelDescription, param: str) -> None:
@@ -81,11 +82,13 @@ def encode_rendered(text: str, model: ModelDescription) -> list[int]:
 def expand(
     ids: Sequence[int], media: Sequence[Sequence[MediaItem]], model: ModelDescription, placeholders: Sequence[int]
 ) -> Expanded:
-    """Repeat each placeholder for the items of its picture or video. `placeholders[i]` is the id that stands for
-    `media[i]`. Raises `InvalidRequest` unless the placeholders in `ids` are these, in this order."""
+    """Repeat each placeholder for the items of its picture or video, with the texts around and between them.
+    `placeholders[i]` is the id that stands for `media[i]`. Raises `InvalidRequest` unless the placeholders in `ids` are
+    these, in this order."""
     if model.images is None:
         return Expanded(tuple(ids), ())
-    known = model.images.token_ids
+    known, video = model.images.token_ids, model.images.video
+    rows = {video.token_id: video.row_id} if video else {}
     found = [i for i in ids if i in known]
     if len(found) > len(media):
         raise _placeholder_in_text(model.images.placeholder, "messages")
@@ -101,6 +104,7 @@ def expand(
         )
     out: list[int] = []
     starts: list[int] = []
+    gaps: list[tuple[tuple[int, int], ...]] = []
     waiting = iter(media)
     for i in ids:
         if i not in known:
@@ -109,9 +113,24 @@ def expand(
         for item in next(waiting):
             out += encode(item.before, model, add_special=False) if item.before else ()
             starts.append(len(out))
-            out += [i] * item.n_tokens
+            gaps.append(_write(out, rows.get(i, i), item, model))
             out += encode(item.after, model, add_special=False) if item.after else ()
-    return Expanded(tuple(out), tuple(starts))
+    return Expanded(tuple(out), tuple(starts), tuple(gaps))
+
+
+def _write(out: list[int], placeholder: int, item: MediaItem, model: ModelDescription) -> tuple[tuple[int, int], ...]:
+    """Append an item's placeholders and the texts between them to `out`. Returns the item's gaps."""
+    row = n_others = 0
+    gaps: list[tuple[int, int]] = []
+    texts = [(one.after, encode(one.text, model, add_special=False)) for one in item.inner]
+    for after, ids in sorted((after, ids) for places, ids in texts for after in places):
+        assert row < after < item.n_tokens, f"a text after {after} of {item.n_tokens} placeholders, {row} before it"
+        out += [placeholder] * (after - row)
+        out += ids
+        row, n_others = after, n_others + len(ids)
+        gaps.append((row, n_others))
+    out += [placeholder] * (item.n_tokens - row)
+    return tuple(gaps)
 
 
 def in_order(ids: Sequence[int], parts: Sequence[T], token_id: Callable[[T], int], model: ModelDescription) -> list[T]:

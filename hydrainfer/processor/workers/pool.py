@@ -63,12 +63,21 @@ class MediaWorkers:
 
     `job_limit_s`: a job that takes longer is ended together with its worker. `n_jobs`: jobs that wait or run; more than
     `max_jobs` are refused with status 429. All workers together decode at most `limits.max_pixels` at once, and each
-    worker has memory for that many.
+    worker has memory for that many. `by_torch`: torch resizes, so each worker loads it before its first picture.
     """
 
-    def __init__(self, n: int, limits: MediaLimits, *, job_limit_s: float = 30.0, max_jobs: int = 256) -> None:
+    def __init__(
+        self,
+        n: int,
+        limits: MediaLimits,
+        *,
+        job_limit_s: float = 30.0,
+        max_jobs: int = 256,
+        by_torch: bool = False,
+    ) -> None:
         self.n = n
         self.limits = limits
+        self._by_torch = by_torch
         self.memory_bytes = _BESIDE_BYTES + 4 * limits.max_image_bytes + _PIXEL_BYTES * limits.max_pixels
         self._job_limit_s = job_limit_s
         self._max_jobs = max_jobs
@@ -187,7 +196,7 @@ class MediaWorkers:
     def _started(self) -> tuple[_Worker | None, int]:
         """A new worker, or None and the exit status of a process that ended before its greeting."""
         try:
-            worker = _Worker(self.memory_bytes, self.limits.dali)
+            worker = _Worker(self.memory_bytes, self.limits.dali, self._by_torch)
         except OSError as e:
             _log.error("a media worker does not start: %s", e)
             return None, 0
@@ -217,20 +226,20 @@ class MediaWorkers:
 class _Worker:
     """The server's side of a worker process."""
 
-    def __init__(self, memory_bytes: int, dali: bool) -> None:
+    def __init__(self, memory_bytes: int, dali: bool, by_torch: bool) -> None:
         ours, theirs = socket.socketpair()
         with ExitStack() as undo:
             undo.callback(ours.close)
             with theirs:
-                self.process = self._process(theirs.fileno(), memory_bytes, dali)
+                self.process = self._process(theirs.fileno(), memory_bytes, int(dali), int(by_torch))
             undo.pop_all()
         self._channel = Channel(ours)
         self._memory_bytes = memory_bytes
 
     @staticmethod
-    def _process(fd: int, memory_bytes: int, dali: bool) -> subprocess.Popen[bytes]:
+    def _process(fd: int, *numbers: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _COMMAND, *map(str, (fd, memory_bytes, int(dali), os.getpid()))],
+            [sys.executable, "-P", "-c", _COMMAND, *map(str, (fd, *numbers, os.getpid()))],
             stdin=subprocess.DEVNULL,
             pass_fds=(fd,),
             process_group=0,  # Ctrl-C must reach only the server, which ends the workers
@@ -239,6 +248,7 @@ class _Worker:
                 "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
                 "PILLOW_BLOCKS_MAX": str(_WARM_BLOCKS),
                 "OPENBLAS_NUM_THREADS": "1",
+                "OMP_NUM_THREADS": "1",  # torch's, if it resizes
             },
         )
 

@@ -133,13 +133,15 @@ def _hush() -> None:
 
 
 def main() -> None:
-    fd, memory_bytes, dali, _parent = map(int, sys.argv[1:])
+    fd, memory_bytes, dali, by_torch, _parent = map(int, sys.argv[1:])
     _hush()
     try:
         if dali:  # loaded before the memory limit is set, since DALI reserves address space that it does not use
             from hydrainfer.processor.pictures.dali import warm
 
             warm()
+        if by_torch:  # likewise
+            import torch  # noqa: F401
         _bound(memory_bytes)
         serve(Channel(socket.socket(fileno=fd)))
     except Exception:

@@ -147,7 +147,7 @@ class DraftModel:
         batches = {name: self._batch(tables, firsts, counts, window) for name, window in self._windows.items()}
         caches = [LayerCache(parts, batches[name]) for name, parts in self._layers]
         turned = positions if model.config.text.rope.sections is None else positions.expand(3, -1)
-        hidden = model.forward(model.embed(ids), turned, caches)
+        hidden = model.forward(model.embed(ids), turned, caches, ids=ids)
         for reader, piece in zip(readers, pieces):
             reader.fed += piece
         return hidden if len(ends) == ends[-1] else hidden[to_device(np.array(ends, dtype=np.int64) - 1, device)]

@@ -50,7 +50,7 @@ class CopyGuesser:
         for i in range(1, n + 1):
             batches = {name: step.decodes(i) for name, step in steps.items()}
             caches = [LayerCache(cache.parts, batches[name]) for name, cache in zip(self._names, passed.caches)]
-            tokens = model.likeliest(model.forward(model.embed(tokens), positions + i, caches))
+            tokens = model.likeliest(model.forward(model.embed(tokens), positions + i, caches, ids=tokens))
             for p, token in zip(places, tokens.tolist()):
                 guesses[p.item] = (*guesses.get(p.item, ()), token)
             more = [j for j, p in enumerate(places) if p.n_behind > i]

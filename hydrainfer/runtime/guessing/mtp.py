@@ -70,7 +70,7 @@ class MtpGuesser:
         places = places_of(work, passed.packed, ahead.n_slots, known) if known else []
         rows = to_device(np.array([p.row for p in places], dtype=np.int64), embedded.device)
         positions, steps = on["positions"][..., rows], Steps(model.ops, model.device, self._spec, passed.packed, places)
-        last = LastRows(rows, steps.decodes(0) if places else None)
+        last = LastRows(rows, [steps.decodes(0) if places else None])
         hidden = model.guess(passed.hidden, embedded, on["positions"], cache, last)
         guesses: Guesses = {}
         for i in range(1, n + 1 if places else 0):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cpu
 N = 32_768
 BF16 = 2
 SERVED = (
-    *("llava-1.5-7b", "llama-3.1-8b", "gemma-3-4b", "lfm3-vl-2b"),
+    *("llava-1.5-7b", "llama-3.1-8b", "gemma-3-4b", "lfm3-vl-2b", "glm-4.6v-flash"),
     *("gpt-oss-20b", "mimo-v2-flash", "qwen3-next-80b-a3b", "qwen3.5-9b"),
 )
 LATENT = Latent(heads=64, rank=512, rope_dim=64, nope_dim=128, value_dim=128, q_rank=1536)

@@ -47,13 +47,16 @@ def test_qwen_by_hand():
 
 
 SIZES = ((448, 448), (1024, 768), (640, 480), (1920, 1080), (300, 2000))
-TILED = {"internvl3.5-8b": (8.5e9, 147_456, [256, 3328, 3328, 2304, 2048])}
+PUBLISHED = {
+    "glm-4.6v-flash": (10_292_777_472, 40_960, [256, 999, 391, 2691, 781]),
+    "internvl3.5-8b": (8.5e9, 147_456, [256, 3328, 3328, 2304, 2048]),
+}
 
 
-@pytest.mark.parametrize("name", TILED)
-def test_models_that_see_tiles_have_their_published_size(name):
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_that_see_have_their_published_size(name):
     """Parameters, bytes of the KV cache per token, and tokens of pictures."""
-    parameters, token_bytes, tokens = TILED[name]
+    parameters, token_bytes, tokens = PUBLISHED[name]
     shape, prompts = shape_of(name), prompts_of(name)
     assert shape.step_weights + shape.head_weights + shape.vision.weights == pytest.approx(parameters, rel=0.005)
     assert shape.kv_token_bytes == token_bytes
@@ -286,7 +289,7 @@ def test_pictures_become_as_many_tokens_as_the_models_say():
     assert qwen(280, 560) == 10 * 20 and qwen(10_000, 10_000) <= 16384 and qwen(20, 20) == 4
 
 
-NEEDLE = "one of gemma-3-4b, gpt-oss-20b, internvl3.5-8b, lfm3-vl-2b, llama-3.1-8b, llava-1.5-7b"
+NEEDLE = "one of gemma-3-4b, glm-4.6v-flash, gpt-oss-20b, internvl3.5-8b, lfm3-vl-2b, llama-3.1-8b, llava-1.5-7b"
 
 
 @pytest.mark.parametrize(("name", "needle"), [("nothing", NEEDLE)])

@@ -40,7 +40,8 @@ def ours(preprocessor):
     size = preprocessor["size"]
     side = size.get("shortest_edge") or size["height"]
     points = tuple(map(tuple, preprocessor["image_grid_pinpoints"]))
-    return AnyresImages(AnyresSettings(tile=side, patch=14, pinpoints=points, clip=ClipSettings.read(preprocessor)))
+    clip = ClipSettings.read(preprocessor).by("pillow")
+    return AnyresImages(AnyresSettings(tile=side, patch=14, pinpoints=points, clip=clip))
 
 
 def check(preprocessor, picture, image):
@@ -82,7 +83,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.mark.parametrize("config", [PUBLISHED, SMALL], ids=["published", "small"])
 def test_the_number_of_placeholders(checkpoint, config):
-    processor = transformers.LlavaNextProcessor.from_pretrained(checkpoint)
+    processor = transformers.LlavaNextProcessor.from_pretrained(checkpoint, backend="pil")
     processor.image_processor = transformers.LlavaNextImageProcessorPil(**config)
     adapter, rng = ours(config), np.random.default_rng(1)
     sizes = np.exp(rng.uniform(0, np.log(5000), (2000, 2))).astype(int) + 1

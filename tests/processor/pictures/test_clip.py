@@ -10,12 +10,12 @@ import skimage
 from PIL import Image
 
 from hydrainfer.checkpoint import ClipSettings, locate_model
-from hydrainfer.families import read_config
 from hydrainfer.processor.messages.chat import ImagePart
 from hydrainfer.processor.pictures import adapter
 from hydrainfer.processor.pictures.clip import ClipImages, gemma_images
 from hydrainfer.processor.pictures.media import MediaLimits, Picture, decode_image
 from hydrainfer.processor.workers.prepare import Seal, prepare_image
+from tests.pillow import configured
 
 pytestmark = pytest.mark.cpu
 DATA = Path(skimage.__file__).parent / "data"
@@ -37,7 +37,7 @@ def test_pixels_equal_clip(config, name):
     data = (DATA / name).read_bytes()
     reference = CLIPImageProcessorPil(do_rescale=False, do_normalize=False, **config)
     theirs = np.asarray(reference(Image.open(io.BytesIO(data)), return_tensors="np")["pixel_values"][0])
-    ours = ClipImages(ClipSettings.read(config), 1).pixels(decode_image(data, MediaLimits()))
+    ours = ClipImages(ClipSettings.read(config).by("pillow"), 1).pixels(decode_image(data, MediaLimits()))
     assert ours.dtype == np.uint8 and ours.flags.c_contiguous
     assert np.array_equal(ours, theirs.transpose(1, 2, 0))
 
@@ -51,7 +51,7 @@ def test_odd_sizes_and_padding_equal_llavas_own_processor(size):
         config = {"do_pad": pad, "size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
         theirs = LlavaImageProcessorPil(do_rescale=False, do_normalize=False, **config)(image, return_tensors="np")
         settings = ClipSettings.read({**config, "image_processor_type": "LlavaImageProcessor"})
-        ours = ClipImages(settings, 1).pixels(Picture(image, "RGB"))
+        ours = ClipImages(settings.by("pillow"), 1).pixels(Picture(image, "RGB"))
         assert np.array_equal(ours, np.asarray(theirs["pixel_values"][0]).transpose(1, 2, 0))
 
 
@@ -64,7 +64,7 @@ def test_pixels_equal_gemma3(size):
     reference = Gemma3ImageProcessorPil(**given | {"do_rescale": False, "do_normalize": False})
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
     theirs = np.asarray(reference(image, return_tensors="np")["pixel_values"][0])
-    ours = gemma_images(read_config(locate_model("gemma-3-4b")))
+    ours = gemma_images(configured(locate_model("gemma-3-4b")))
     assert np.array_equal(ours.pixels(Picture(image, "RGB")), theirs.transpose(1, 2, 0))
     item = ours.fit(*image.size)
     assert item.n_tokens == 256 and item.whole

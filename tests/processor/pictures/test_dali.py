@@ -17,8 +17,8 @@ from tests.equivalence.reference import photo
 pytest.importorskip("nvidia.dali", reason="the dali extra is not installed")
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 DALI, PILLOW, SEAL = MediaLimits(dali=True), MediaLimits(), Seal(b"", "float32")
-CLIP = ClipImages(ClipSettings(resize=224, crop=(224, 224)), 1)
-QWEN = QwenImages(QwenSettings(bounds=PixelBounds(56 * 56, 448 * 448)))
+CLIP = ClipImages(ClipSettings(backend="pillow", resize=224, crop=(224, 224)), 1)
+QWEN = QwenImages(QwenSettings(backend="pillow", bounds=PixelBounds(56 * 56, 448 * 448)))
 
 
 def jpeg(name="astronaut.png", mode="RGB", **options):

@@ -32,6 +32,7 @@ from hydrainfer.processor.workers.prepare import Seal, prepare_image
 from tests.checkpoints import make_picture
 from tests.checkpoints_qwen import FAMILIES, make_qwen
 from tests.equivalence.reference import PHOTOS, photo
+from tests.pillow import described
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=1)
@@ -83,7 +84,7 @@ def photographs():
 def test_pictures_are_those_of_the_pil_processor(model, paths):
     import transformers
 
-    adapter = model.images.adapter
+    adapter = described(model.path).images.adapter
     theirs = transformers.Qwen2VLImageProcessorPil.from_pretrained(model.path)
     s = adapter.settings
     mean, std = np.float32(s.mean), np.float32(s.std)

@@ -23,8 +23,8 @@ from tests.equivalence.reference import photo
 
 pytestmark = pytest.mark.cpu
 FILTERS = [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS]
-CLIP = ClipSettings(resize=336, crop=(336, 336))
-QWEN = QwenSettings(bounds=PixelBounds(56 * 56, 500 * 500))
+CLIP = ClipSettings(backend="pillow", resize=336, crop=(336, 336))
+QWEN = QwenSettings(backend="pillow", bounds=PixelBounds(56 * 56, 500 * 500))
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +99,8 @@ def test_other_filters_are_pillows(filter, library):
     "adapter",
     [
         ClipImages(CLIP, 1),
-        ClipImages(ClipSettings(resize=200, crop=(335, 338), pad=True), 1),
-        ClipImages(ClipSettings(resize=None, crop=(301, 301)), 1),
+        ClipImages(ClipSettings(backend="pillow", resize=200, crop=(335, 338), pad=True), 1),
+        ClipImages(ClipSettings(backend="pillow", resize=None, crop=(301, 301)), 1),
         AnyresImages(AnyresSettings(tile=336, patch=14, pinpoints=((336, 672), (672, 336), (672, 672)), clip=CLIP)),
         QwenImages(QWEN),
     ],
@@ -137,11 +137,11 @@ def test_a_worker_uses_it(library, tmp_path):
 
 def test_chosen_by_options_and_only_if_it_agrees(library, monkeypatch):
     def chosen(**given):
-        return resampler(load({"model": "x", **given}).config)
+        return resampler(load({"model": "x", "image_backend": "pillow", **given}).config)
 
     assert resample.agrees(library) and chosen() == library
-    assert not chosen(image_backend="pillow") and not chosen(native_kernels=False)
-    config = load({"model": "x"}).config
+    assert not chosen(native_kernels=False)
+    config = load({"model": "x", "image_backend": "pillow"}).config
     assert media_limits(config, library).resampler == video_reading(config, library).resampler == library
     monkeypatch.setattr(resample, "_FRACTION_BITS", 14)  # as another version of Pillow might
     assert not resample.agrees(library) and not chosen()

@@ -1,20 +1,25 @@
-"""Resizing in torchvision's arithmetic, compiled, by numpy and by a copy of its rules, is torch's to the last bit."""
+"""Resizing in torchvision's arithmetic, compiled and by a copy of its rules, is torch's to the last bit."""
 
+import io
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from PIL import Image
 
-from hydrainfer.assemble.media import backend_name, media_limits, resampler
+from hydrainfer.assemble import media
+from hydrainfer.assemble.media import backend_name, media_limits, media_workers, resampler
 from hydrainfer.checkpoint import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings, locate_model
 from hydrainfer.config import load
 from hydrainfer.config.shipped import shipped
 from hydrainfer.core import ConfigError
 from hydrainfer.families import read_config
 from hydrainfer.ops.build import _compiler, build_resampler
-from hydrainfer.processor import MediaLimits, VideoReading
+from hydrainfer.processor import ImagePart, MediaLimits, VideoReading
 from hydrainfer.processor.messages import VideoPart
 from hydrainfer.processor.pictures import resample_int16
 from hydrainfer.processor.pictures.anyres import AnyresImages, AnyresSettings
@@ -22,7 +27,7 @@ from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import from_image
 from hydrainfer.processor.pictures.qwen import QwenImages
 from hydrainfer.processor.pictures.qwen_video import QwenVideos
-from hydrainfer.processor.workers.prepare import Seal, prepare_video
+from hydrainfer.processor.workers.prepare import Seal, prepare_image, prepare_video
 from tests.equivalence.reference import photo
 
 pytestmark = pytest.mark.cpu
@@ -74,6 +79,12 @@ def picture(n: int, width: int, height: int) -> Image.Image:
     return Image.fromarray(values if n % 3 == 1 else (values > 127) * np.uint8(255))
 
 
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
 def torchs(image: Image.Image, width: int, height: int, mode: str) -> np.ndarray:
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # channels last
     made = torch.nn.functional.interpolate(pixels, (height, width), mode=mode, antialias=True)
@@ -115,7 +126,7 @@ def one_axis(pixels: np.ndarray, n_out: int, mode: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("filter", MODES)
-def test_kernel_numpy_and_the_rules_equal_torch(filter, library, plain_library):
+def test_kernel_and_the_rules_equal_torch(filter, library, plain_library):
     for n, (size, (width, height)) in enumerate(SIZES):
         image = picture(n, *size)
         theirs = torchs(image, width, height, MODES[filter])
@@ -138,10 +149,66 @@ def test_a_picture_of_several_strips_equals_torch(library):
     assert np.array_equal(ours, torchs(image, 600, 500, "bicubic"))
 
 
-def test_numpy_resizes_if_the_kernel_has_been_removed(tmp_path):
+def test_torch_resizes_if_the_kernel_has_been_removed(tmp_path):
     image = picture(2, 64, 48)
     ours = resample_int16.resized(image, 32, 24, Image.Resampling.BICUBIC, library=str(tmp_path / "none.so"))
     assert np.array_equal(ours, torchs(image, 32, 24, "bicubic"))
+
+
+@pytest.mark.parametrize("filter", MODES)
+def test_the_stored_digests_are_those_of_the_installed_torch(filter):
+    def resize(image, width, height, resample):
+        return torchs(image, width, height, MODES[resample])
+
+    assert resample_int16.digest(resize, filter) == resample_int16._DIGESTS[filter]
+
+
+def test_a_kernel_that_resizes_differently_is_not_used_and_the_log_says_so(library, tmp_path, monkeypatch, caplog):
+    """Such as one that adds no half before it cuts the fraction."""
+    source = (shipped("kernels") / "cpu" / "resample_int16.cpp").read_text().replace("1 << (bits - 1)", "0")
+    (tmp_path / "wrong.cpp").write_text(source)
+    wrong = str(tmp_path / "wrong.so")
+    flags = ["-std=c++17", "-O2", "-march=native", "-shared", "-fPIC"]
+    subprocess.run([_compiler(), *flags, tmp_path / "wrong.cpp", "-o", wrong], check=True)
+    assert resample_int16.agrees(library) and not resample_int16.agrees(wrong)
+    monkeypatch.setattr(media, "build_resampler", lambda source: wrong)
+    assert resampler(load({"model": "x"}).config) == ""
+    assert [r.message for r in caplog.records] == ["our kernel resizes differently here; using torch (slower)"]
+
+
+WITHOUT_TORCH = """
+import sys
+from PIL import Image
+from hydrainfer.checkpoint import ClipSettings
+from hydrainfer.processor import ClipImages, MediaLimits, agrees
+from hydrainfer.processor.pictures import from_image
+library = sys.argv[1]
+adapter = ClipImages(ClipSettings(), 1)
+adapter.pixels(from_image(Image.new("RGB", (300, 200)), MediaLimits(resampler=library)))
+print(agrees(library, "torchvision"), "torch" in sys.modules)
+"""
+
+
+def test_neither_the_check_nor_the_kernel_imports_torch(library):
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, library], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True False\n"
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_worker_loads_torch_only_if_it_resizes_and_before_its_memory_is_limited(library, by_torch, tmp_path):
+    config = load({"model": "x", "media_workers": 1}).config
+    limits = media_limits(config, "" if by_torch else library)
+    workers, part = media_workers(config, limits), ImagePart(png(picture(1, 300, 200)), "")
+    adapter = ClipImages(CLIP, 1)
+    try:
+        workers.warm()
+        workers._threads.submit(lambda: None).result()  # the worker has started
+        maps = Path(f"/proc/{workers.pids[0]}/maps").read_text()
+        (made,) = workers.submit(prepare_image, part, adapter, limits, Seal(b"", "")).result()
+    finally:
+        workers.close()
+    assert ("libtorch" in maps) == by_torch
+    assert np.array_equal(made.pixels, adapter.pixels(from_image(picture(1, 300, 200), MediaLimits())))
 
 
 CLIP = ClipSettings(resize=56, crop=(56, 56))
@@ -159,10 +226,10 @@ QWEN = QwenSettings(bounds=PixelBounds(56 * 56, 200 * 200))
 )
 def test_every_adapter_uses_the_backend_and_names_it_in_its_keys(adapter, settings, library):
     image = picture(1, 300, 200)
-    pillow, torchvision = adapter(settings), adapter(settings.by("torchvision"))
+    pillow, torchvision = adapter(settings.by("pillow")), adapter(settings)
     by_pillow = pillow.pixels(from_image(image, MediaLimits()))
-    compiled, by_numpy = (torchvision.pixels(from_image(image, MediaLimits(resampler=path))) for path in (library, ""))
-    assert np.array_equal(compiled, by_numpy) and not np.array_equal(compiled, by_pillow)
+    compiled, by_torch = (torchvision.pixels(from_image(image, MediaLimits(resampler=path))) for path in (library, ""))
+    assert np.array_equal(compiled, by_torch) and not np.array_equal(compiled, by_pillow)
     assert pillow.parameters != torchvision.parameters
 
 
@@ -170,31 +237,32 @@ def test_frames_of_videos_equal_torch_and_have_other_keys(library):
     settings = QwenVideoSettings(frames=QWEN, times="counted")
     frames = np.random.default_rng(3).integers(0, 256, (4, 90, 160, 3), np.uint8)
     part, seal = VideoPart(frames, ""), Seal(b"", "")
-    (ours,) = prepare_video(part, QwenVideos(settings.by("torchvision")), VideoReading(resampler=library), seal, 4)
-    (pillows,) = prepare_video(part, QwenVideos(settings), VideoReading(), seal, 4)
+    (ours,) = prepare_video(part, QwenVideos(settings), VideoReading(resampler=library), seal, 4)
+    (pillows,) = prepare_video(part, QwenVideos(settings.by("pillow")), VideoReading(), seal, 4)
     height, width = ours.pixels.shape[1:3]
     theirs = [torchs(Image.fromarray(frame), width, height, "bicubic") for frame in frames]
     assert np.array_equal(ours.pixels, np.stack(theirs)) and ours.key != pillows.key
 
 
-def test_the_option_chooses_the_kernel_and_the_start_line_says_so(library):
-    config = load({"model": "x", "image_backend": "torchvision"}).config
-    assert resampler(config) == library
+@pytest.mark.parametrize("named", [{}, {"image_backend": "auto"}, {"image_backend": "torchvision"}])
+def test_the_default_chooses_the_kernel_and_the_start_line_says_so(library, named):
+    config = load({"model": "x"} | named).config
+    assert resampler(config) == library and not resampler(replace(config, native_kernels=False))
     assert backend_name(config, media_limits(config, library)) == "pillow, torchvision's pixels, our resizing"
-    assert backend_name(config, media_limits(config)) == "pillow, torchvision's pixels by numpy (slow)"
+    assert backend_name(config, media_limits(config)) == "pillow, torchvision's pixels, torch's resizing"
 
 
 @pytest.mark.parametrize("name", ["llava-1.5-7b", "llava-next-7b", "gemma-3-4b"])
 def test_a_models_description_names_the_backend(name):
     model = read_config(locate_model(name))
-    assert model.by("pillow") == model
-    assert model.by("torchvision") != model and model.by("torchvision").by("pillow") == model
+    assert model.by("torchvision") == model
+    assert model.by("pillow") != model and model.by("pillow").by("torchvision") == model
 
 
 @pytest.mark.parametrize("filter", [Image.Resampling.NEAREST, Image.Resampling.BOX, Image.Resampling.HAMMING])
 def test_a_filter_that_torch_lacks_is_refused_in_one_line(filter):
     settings = ClipSettings(resample=int(filter))
-    assert settings.by("pillow") == settings
+    assert settings.by("pillow").resample == filter
     with pytest.raises(ConfigError, match="use image_backend pillow") as e:
         settings.by("torchvision")
     assert e.value.param == "image_backend" and "\n" not in str(e.value)

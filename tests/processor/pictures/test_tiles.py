@@ -11,10 +11,11 @@ from PIL import Image
 from hydrainfer.checkpoint import TileSettings
 from hydrainfer.core import CheckpointError, InvalidRequest
 from hydrainfer.families import read_config
-from hydrainfer.processor import MediaLimits, load_description
+from hydrainfer.processor import MediaLimits
 from hydrainfer.processor.pictures.media import from_image
 from hydrainfer.processor.pictures.tiles import TileImages
 from tests.families.internvl import SIDE, Processor, make_internvl
+from tests.pillow import described
 
 pytestmark = pytest.mark.cpu
 SIZES = [
@@ -44,7 +45,7 @@ def test_squares_and_placeholders_are_those_of_transformers(checkpoint, options)
     saved = json.loads((checkpoint / "preprocessor_config.json").read_text())
     assert saved["crop_to_patches"] is False
     processor = Processor.from_pretrained(checkpoint)
-    adapter = load_description(checkpoint).images.adapter.configured(options)
+    adapter = described(checkpoint).images.adapter.configured(options)
     mean, std = np.float32(adapter.settings.mean), np.float32(adapter.settings.std)
     for width, height in SIZES:
         noise = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)

@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from hydrainfer.core import MediaError
-from hydrainfer.processor.pictures.adapter import MediaItem
+from hydrainfer.processor.pictures.adapter import InnerText, MediaItem
 from hydrainfer.processor.workers.prepare import Encodable
+
+ITEM = MediaItem(9, (1, 2, 3), (4, 5), inner=(InnerText("row", (3, 6), 2),))
 
 
 def echo(part, *args):
@@ -74,7 +76,7 @@ def talks(part):
 
 
 def big(part, n_bytes):
-    return (Encodable(MediaItem(1, (1, 2, 3), (4, 5)), b"k", np.arange(n_bytes, dtype=np.uint8).reshape(2, -1)),) * 2
+    return (Encodable(ITEM, b"k", np.arange(n_bytes, dtype=np.uint8).reshape(2, -1)),) * 2
 
 
 def _write(trace, data):
