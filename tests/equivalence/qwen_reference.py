@@ -19,10 +19,10 @@ from tests.equivalence.reference import generate
 class Reference:
     """`greedy(messages)` → prompt ids, answer ids, and per answer id the distance of the two best logits."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pictures=transformers.Qwen2VLImageProcessorPil) -> None:
         self.family = json.loads((path / "config.json").read_text())["model_type"]
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        self.pictures = transformers.Qwen2VLImageProcessorPil.from_pretrained(path)
+        self.pictures = pictures.from_pretrained(path)
         given = path / "video_preprocessor_config.json"
         self.video = json.loads(given.read_text()) if given.exists() else {}
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import transformers
@@ -79,10 +79,9 @@ class Reference:
     """`greedy(messages)` → prompt ids, answer ids, and per answer id the distance of the two best logits. `processor`
     is transformers' of text and pictures, or the tokenizer of a model that takes text only."""
 
-    options: ClassVar = {"backend": "pil"}
-
-    def __init__(self, path: Path, processor=transformers.LlavaProcessor, model=None) -> None:
-        self.processor = processor.from_pretrained(path, **self.options)
+    def __init__(self, path: Path, processor=transformers.LlavaProcessor, model=None, backend="pil") -> None:
+        options = {} if processor is transformers.AutoTokenizer else {"backend": backend}
+        self.processor = processor.from_pretrained(path, **options)
         template = path / "chat_template.jinja"
         self.template = template.read_text() if template.exists() else None
         kind = model or transformers.LlavaForConditionalGeneration
@@ -101,8 +100,6 @@ class Reference:
 
 class TextReference(Reference):
     """The reference of a model that takes text only, whose template takes strings."""
-
-    options: ClassVar = {}
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, transformers.AutoTokenizer, transformers.AutoModelForCausalLM)

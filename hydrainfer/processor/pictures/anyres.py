@@ -1,5 +1,5 @@
 """Pictures for LLaVA-NeXT and LLaVA-OneVision: the whole picture and its tiles, with the same result as
-`LlavaNextImageProcessorPil` and `LlavaOnevisionImageProcessorPil`."""
+`LlavaNextImageProcessor` and `LlavaOnevisionImageProcessor`."""
 
 from __future__ import annotations
 

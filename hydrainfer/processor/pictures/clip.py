@@ -1,4 +1,4 @@
-"""Pictures for LLaVA-1.5 and Gemma 3: resize and centre crop to one fixed size, like `CLIPImageProcessorPil`."""
+"""Pictures for LLaVA-1.5 and Gemma 3: resize and centre crop to one fixed size, like `CLIPImageProcessor`."""
 
 from __future__ import annotations
 

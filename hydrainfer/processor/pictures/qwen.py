@@ -1,4 +1,4 @@
-"""Pictures for Qwen's and GLM's towers. The grid depends on the picture's size, as in `Qwen2VLImageProcessorPil` and
+"""Pictures for Qwen's and GLM's towers. The grid depends on the picture's size, as in `Qwen2VLImageProcessor` and
 `Glm4vImageProcessorPil`."""
 
 from __future__ import annotations

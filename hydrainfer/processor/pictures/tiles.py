@@ -1,5 +1,5 @@
 """Pictures that are cut into squares by their ratio, the whole picture last, with the same result as
-`GotOcr2ImageProcessorPil`."""
+`GotOcr2ImageProcessor`."""
 
 from __future__ import annotations
 
