@@ -168,6 +168,7 @@ _MODEL: dict[str, Rule] = {
     **dict.fromkeys(("embed_dim", "out_hidden_size", "num_position_embeddings"), SIZE),
     **dict.fromkeys(("head_dim", "num_key_value_heads"), maybe(SIZE)),
     **dict.fromkeys(("num_channels", "in_channels", "in_chans", "window_size"), SIDE),
+    **dict.fromkeys(("image_size", "patch_size"), or_list(SIDE, least=1)),
     **dict.fromkeys(("temporal_patch_size", "spatial_merge_size"), SIDE),
     "mlp_ratio": POSITIVE,
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps"), number(0, 1)),
@@ -195,7 +196,7 @@ _MODEL: dict[str, Rule] = {
     **_POINTS,
 }
 SIDES: dict[str, Rule] = dict.fromkeys(("image_size", "patch_size"), SIDE)
-"""The rules of fields of config.json that hold for a family unless it has others."""
+"""The rules of fields of config.json for a family that has no other rules of them."""
 _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(_PROCESSORS, _OBJECT),
     **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "size", "crop_size"), maybe(SIDE)),

@@ -33,7 +33,7 @@ from hydrainfer.families.granite import FIELDS
 
 Points = tuple[tuple[int, int], ...]
 _MUCH_MORE = 1.1
-_CLIP, _SIGLIP = ("clip_vision_model", "clip"), ("siglip_vision_model",)
+CLIP, SIGLIP = ("clip_vision_model", "clip"), ("siglip_vision_model",)
 PINPOINTS: Points = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
 
@@ -96,7 +96,7 @@ def best_pinpoint(width: int, height: int, pinpoints: Points) -> tuple[int, int]
 
 def llava(hf: Any, path: Path) -> TowerConfig:
     """The checked vision tower of a `LlavaConfig`. Raises `CheckpointError`."""
-    pixels = ClipSettings.read(_preprocessing(hf, _CLIP, path))
+    pixels = ClipSettings.read(_preprocessing(hf, CLIP, path))
     made = pixels.crop or (pixels.resize if isinstance(pixels.resize, tuple) else None)
     side = hf.vision_config.image_size
     require(
@@ -110,16 +110,16 @@ def llava(hf: Any, path: Path) -> TowerConfig:
 
 def llava_next(hf: Any, path: Path) -> AnyresConfig:
     """The checked vision tower of a `LlavaNextConfig`. Raises `CheckpointError`."""
-    return anyres(hf, _CLIP + _SIGLIP, {"do_center_crop": True}, PINPOINTS, path)
+    return anyres(hf, CLIP + SIGLIP, {"image_grid_pinpoints": PINPOINTS}, {"do_center_crop": True}, path)
 
 
 def anyres(
-    hf: Any, towers: tuple[str, ...], settled: Mapping[str, Any], points: Points | None, path: Path
+    hf: Any, towers: tuple[str, ...], defaults: Mapping[str, Any], settled: Mapping[str, Any], path: Path
 ) -> AnyresConfig:
-    """The checked vision tower, one of `towers`, of a configuration with `image_grid_pinpoints`. `settled`: what
-    preprocessing does whatever its file says; `points`: the pinpoints if it does not say any. Raises
+    """The checked vision tower, one of `towers`, of a configuration with `image_grid_pinpoints`. `defaults`: what
+    preprocessing does if its file does not say; `settled`: what it does whatever the file says. Raises
     `CheckpointError`."""
-    given = _preprocessing(hf, towers, path)
+    given = {**defaults, **_preprocessing(hf, towers, path)}
     tower = _tower(hf, ClipSettings.read(given | {"do_resize": True, "do_pad": False, **settled}), path)
     require(
         not tower.keep_class, path, "vision_feature_select_strategy 'full' is not supported for LLaVA-NeXT; use default"
@@ -135,9 +135,7 @@ def anyres(
         path,
         f"preprocessor_config.json has size {size} and crop_size {crop}, but the vision tower takes ({side}, {side})",
     )
-    expected, found = (
-        tuple(tuple(p) for p in ps) for ps in (chosen, stated(given, "image_grid_pinpoints", points or chosen))
-    )
+    expected, found = (tuple(tuple(p) for p in ps) for ps in (chosen, stated(given, "image_grid_pinpoints", chosen)))
     require(
         expected == found,
         path,
@@ -165,7 +163,7 @@ def _preprocessing(hf: Any, towers: tuple[str, ...], path: Path) -> dict[str, An
 
 def _tower(hf: Any, pixels: ClipSettings, path: Path) -> TowerConfig:
     """CLIP, or SigLIP, which has no class row and no norm before its layers; and two matrices."""
-    v, n, siglip = hf.vision_config, hf.vision_config.num_hidden_layers, hf.vision_config.model_type in _SIGLIP
+    v, n, siglip = hf.vision_config, hf.vision_config.num_hidden_layers, hf.vision_config.model_type in SIGLIP
     require(v.num_channels == 3, path, f"num_channels {v.num_channels} is not supported; supported: 3")
     require(
         v.patch_size <= v.image_size,

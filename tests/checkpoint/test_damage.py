@@ -28,6 +28,18 @@ PREPROCESSING = {
 }
 
 
+SIZES = {
+    **{name: {"height": n, "width": n} for name, n in (("Gemma3", 224), ("InternVL", 448), ("LlavaOnevision", 384))},
+    **{key: {"longest_edge": 999} for key in ("SmolVLM", "Idefics3")},
+}
+"""The size of pictures that a family's classes take, where it is not that of `PREPROCESSING`."""
+
+
+def preprocessing(architecture):
+    size = SIZES.get(architecture.partition("For")[0], PREPROCESSING["size"])
+    return PREPROCESSING | {"size": size} | ({"crop_size": size} if "height" in size else {})
+
+
 def whole_config(architecture):
     """config.json with every field that transformers knows; where its defaults do not fit together, with some that
     do."""
@@ -58,13 +70,7 @@ def whole_config(architecture):
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
 def test_damage_is_refused_in_one_line_or_does_not_matter(tmp_path, architecture, file, n):
-    sizes = {
-        "Gemma3": {"height": 224, "width": 224},
-        "SmolVLM": {"longest_edge": 999},
-        "Idefics3": {"longest_edge": 999},
-    }
-    size = sizes.get(architecture.partition("For")[0], PREPROCESSING["size"])
-    files = {"config.json": whole_config(architecture), "preprocessor_config.json": PREPROCESSING | {"size": size}}
+    files = {"config.json": whole_config(architecture), "preprocessor_config.json": preprocessing(architecture)}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     read_config(tmp_path)

@@ -1,13 +1,8 @@
 """How many requests per second clusters serve if long prompts are prefilled in far ones, and what each costs.
 
 The throughput model of Prefill-as-a-Service: a fluid model of measured prefill times, lengths, devices and links, the
-<<<<<<< HEAD
 best threshold and split by it, the same on the virtual clock with queues, and the files that describe clusters. Called
 by `profiling` and the benchmarks.
-=======
-best threshold and split by it, and the files that describe clusters. Called by `profiling` and the benchmarks. Only
-`simulated`, which the face does not export, serves traces.
->>>>>>> sims
 """
 
 from hydrainfer.planner.clusters.compare import (

@@ -68,6 +68,10 @@ CASES = {
         f"{MODELS}.llava_next.image_processing_llava_next:LlavaNextImageProcessor",
         CLIP | {"image_grid_pinpoints": POINTS},
     ),
+    "llava-onevision": (
+        f"{MODELS}.llava_onevision.image_processing_llava_onevision:LlavaOnevisionImageProcessor",
+        {"size": SQUARE, "image_grid_pinpoints": POINTS, "image_mean": [0.5, 0.4, 0.6]},
+    ),
     "idefics3": (f"{MODELS}.idefics3.image_processing_idefics3:Idefics3ImageProcessor", TILES),
     "smolvlm": (f"{MODELS}.smolvlm.image_processing_smolvlm:SmolVLMImageProcessor", TILES),
     "internvl": (
@@ -146,14 +150,15 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     readers = {"qwen2-vl": QwenSettings.read, "qwen3-vl": QwenSettings.read}
     readers |= {"glm-4v": partial(QwenSettings.read, in_time=True), "internvl": partial(TileSettings.read, tile=56)}
     readers |= dict.fromkeys(("idefics3", "smolvlm"), IdeficsSettings.read)
-    settings = readers.get(case, ClipSettings.read)(options)
+    given = {"do_center_crop": False} | options if case == "llava-onevision" else options
+    settings = readers.get(case, ClipSettings.read)(given)
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
     elif isinstance(settings, IdeficsSettings):
         pixels = IdeficsImages(settings, 4).pixels(from_image(Image.fromarray(array), limits))
     elif isinstance(settings, TileSettings):
         pixels = TileImages(settings, 4).pixels(from_image(Image.fromarray(array), limits))
-    elif case == "llava-next":
+    elif case in ("llava-next", "llava-onevision"):
         points = tuple(map(tuple, POINTS))
         tiles = AnyresImages(AnyresSettings(tile=56, patch=14, pinpoints=points, clip=settings))
         pixels = tiles.pixels(from_image(Image.fromarray(array), limits))
