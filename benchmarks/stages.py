@@ -95,7 +95,7 @@ class Stages:
     def _sequence(self, i: int, n_blocks: dict[CacheSpec, int]) -> LiveSequence:
         n, vocab = self.picture_tokens, self.model.config.text.vocab
         text = (300 + k % (vocab - 300) for k in range(self._prompt_tokens - n - 1))
-        shown = (MediaSpan(1, n, b"%d" % i, str(i), whole=self.model.config.sees_whole),) if n else ()
+        shown = (MediaSpan(1, n, b"%d" % i, str(i), whole=bool(self.model.config.sees_whole)),) if n else ()
         request = Request(
             id=f"r{i}",
             prompt_ids=(1, *self.model.config.media_tokens[:1] * n, *text),

@@ -50,9 +50,18 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "b31": ("cache", "scheduler"),
 }
 """What each experiment measures."""
-TOO_OLD = frozenset({"b01_side_by_side", "b01_poisson_slice", "b01_poisson_slo", "b14", "b15"})
-"""Results that are known to be too old, and wait to be measured again; `b01_side_by_side` on a Zen 5, the other two of
-b01 with vLLM and OpenVINO beside it. The house asks for no more of them."""
+_B01 = (
+    "amx_bfloat16",
+    "amx_float32",
+    "avx2_float32",
+    "avx2_int8_beside",
+    "poisson_slice",
+    "poisson_slo",
+    "side_by_side",
+)
+TOO_OLD = frozenset({"b14", "b15", *(f"b01_{name}" for name in _B01)})
+"""Results that are known to be too old, and wait to be measured again; those of b01 on a processor with AMX, on one with
+AVX2 alone, on a Zen 5, and with vLLM and OpenVINO beside. The house asks for no more of them."""
 
 
 def git(*arguments: str) -> str:
