@@ -60,8 +60,8 @@ _B01 = (
     "side_by_side",
 )
 TOO_OLD = frozenset({"b14", "b15", *(f"b01_{name}" for name in _B01)})
-"""Results that are known to be too old, and wait to be measured again; those of b01 on a processor with AMX, on one with
-AVX2 alone, on a Zen 5, and with vLLM and OpenVINO beside. The house asks for no more of them."""
+"""Results that are known to be too old, and wait to be measured again; those of b01 on a processor with AMX, on one
+with AVX2 alone, on a Zen 5, and with vLLM and OpenVINO beside. The house asks for no more of them."""
 
 
 def git(*arguments: str) -> str:
