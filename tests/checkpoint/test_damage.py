@@ -30,7 +30,7 @@ PREPROCESSING = {
 
 SIZES = {
     **{name: {"height": n, "width": n} for name, n in (("Gemma3", 224), ("InternVL", 448), ("LlavaOnevision", 384))},
-    **{key: {"longest_edge": 999} for key in ("SmolVLM", "Idefics3")},
+    **{key: {"longest_edge": 999} for key in ("SmolVLM", "Idefics3", "Mistral3")},
 }
 """The size of pictures that a family's classes take, where it is not that of `PREPROCESSING`."""
 
@@ -61,6 +61,8 @@ def whole_config(architecture):
         content["mm_tokens_per_image"] = 49  # of 14 x 14 patches
     if architecture in ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"):
         content["vision_config"] |= {"image_size": 364, "patch_size": 14}
+    if architecture == "Gemma4ForConditionalGeneration":
+        content["vision_config"] = transformers.Gemma4VisionConfig(patch_size=14).to_dict()
     if architecture == "Lfm2MoeForCausalLM":
         content["layer_types"] = ["conv", "full_attention"] * 16
     return json.loads(json.dumps(content, default=str))

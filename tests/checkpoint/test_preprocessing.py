@@ -15,6 +15,7 @@ from tests.checkpoint.test_damage import PREPROCESSING, whole_config
 
 pytestmark = pytest.mark.cpu
 CLIPS, GEMMAS, TILED = ("Llava", "LlavaNext"), ("Gemma3",), ("SmolVLM", "Idefics3", "InternVL", "LlavaOnevision")
+OTHERS = ("Gemma4", "Mistral3", "Glm4v", "Glm46V", "Glm4vMoe", "GlmOcr")
 QWENS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3VLMoe", "Qwen3_5Moe", "Lfm3Vl")
 READERS = (read_config, load_description, lambda path: shape_of(str(path)), lambda path: prompts_of(str(path)))
 POINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
@@ -35,7 +36,7 @@ def write(tmp_path):
 
 def test_every_family_that_sees_is_here():
     seeing = {name for name, family in FAMILIES.items() if family.pictures}
-    assert seeing == {f"{name}ForConditionalGeneration" for name in (*CLIPS, *QWENS, *GEMMAS, *TILED)}
+    assert seeing == {f"{name}ForConditionalGeneration" for name in (*CLIPS, *QWENS, *GEMMAS, *TILED, *OTHERS)}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
