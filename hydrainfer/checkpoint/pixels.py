@@ -345,7 +345,7 @@ class BudgetSettings(PixelSettings, frozen=True, kw_only=True):
                 f"{patch, merge}"
             )
         plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-        found = tuple(given.get("image_mean", plain[0])), tuple(given.get("image_std", plain[1]))
+        found = tuple(stated(given, "image_mean", plain[0])), tuple(stated(given, "image_std", plain[1]))
         if given.get("do_normalize", False) and found != plain:
             raise CheckpointError(
                 "preprocessor_config.json: image_mean and image_std must be 0 and 1: the vision tower normalises"
