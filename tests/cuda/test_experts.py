@@ -25,7 +25,7 @@ def test_a_layer_of_experts_does_not_wait(monkeypatch, kernels, name, rows):
     text = read_config(MODELS / name).text
     with fake_cuda(monkeypatch) as recorder:
         ops = select_ops(CUDA, torch.bfloat16, text.head_dim)
-        moe = Moe.make(text.experts, text.hidden, ops, torch.bfloat16, CUDA)
+        moe = Moe.make(text.experts, text.hidden, text.norm_eps, ops, torch.bfloat16, CUDA)
         x = torch.empty(rows, text.hidden, dtype=torch.bfloat16, device=CUDA)
         for part in (recorder.calls, recorder.copies, recorder.waits):
             part.clear()

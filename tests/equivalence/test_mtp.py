@@ -45,7 +45,7 @@ def guessed(monkeypatch):
     def watched(model, hidden, embedded, positions, cache, last):
         out = guess(model, hidden, embedded, positions, cache, last)
         if last is not None and len(last.rows):
-            row = positions[last.rows].tolist() if positions.dim() == 1 else last.batch.contexts
+            row = positions[last.rows].tolist() if positions.dim() == 1 else last.batches[0].contexts
             found.update(zip(row, model.logits(out)))
         return out
 

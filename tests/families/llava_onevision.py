@@ -89,7 +89,8 @@ class Processor(LlavaOnevisionProcessor):
         pass
 
     @classmethod
-    def from_pretrained(cls, path: Path) -> Processor:
+    def from_pretrained(cls, path: Path, backend: str = "pil") -> Processor:
+        assert backend == "pil"
         config = json.loads((path / "config.json").read_text())
         return cls(
             transformers.LlavaOnevisionImageProcessorPil.from_pretrained(path),

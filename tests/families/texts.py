@@ -41,7 +41,7 @@ VARIANTS = {
 }
 SAMPLES = {
     kind: Sample(
-        partial(make_text, kind=kind, seed=20 + i),
+        partial(make_text, kind=kind, seed=60 if kind == "glm" else 20 + i),
         TextReference,
         TEXTS,
         SPEAKING,

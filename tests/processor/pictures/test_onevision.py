@@ -12,11 +12,12 @@ from PIL import Image
 from hydrainfer.checkpoint import ClipSettings
 from hydrainfer.core import CheckpointError, SamplingParams
 from hydrainfer.families import read_config
-from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
+from hydrainfer.processor import PixelStore, Processor, parse_messages
 from hydrainfer.processor.pictures.anyres import AnyresImages, AnyresSettings
 from hydrainfer.processor.pictures.media import Picture
 from tests.families import llava_onevision as family
 from tests.families.chats import text, user
+from tests.pillow import described
 
 pytestmark = pytest.mark.cpu
 GIVEN = {
@@ -31,7 +32,9 @@ SIZES = [(1, 1), (500, 3), (3, 500), (42, 42), (85, 83), (126, 43), (301, 211), 
 
 def adapter(side=42, points=POINTS, most=4):
     return AnyresImages(
-        AnyresSettings(tile=side, patch=14, pinpoints=points, clip=ClipSettings.read(GIVEN), most=most, alone=True)
+        AnyresSettings(
+            tile=side, patch=14, pinpoints=points, clip=ClipSettings.read(GIVEN).by("pillow"), most=most, alone=True
+        )
     )
 
 
@@ -76,7 +79,7 @@ def test_numbers_of_rows_of_the_published_tower(checkpoint):
 
 def test_the_same_picture_has_another_key_beside_another_one(checkpoint):
     store = PixelStore(1 << 26)
-    processor = Processor(load_description(checkpoint), store, weights=b"", dtype="float32")
+    processor = Processor(described(checkpoint), store, weights=b"", dtype="float32")
 
     def spans(*images):
         chat = [user(*({"type": "image", "image": i} for i in images), text("?"))]

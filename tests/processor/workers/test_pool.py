@@ -37,7 +37,7 @@ from tests.processor.workers import jobs
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
 DATA = Path(skimage.__file__).parent / "data"
 LIMITS = MediaLimits(max_pixels=4_000_000)
-ADAPTER = ClipImages(ClipSettings.read({"size": {"shortest_edge": 56}, "crop_size": 56}), 16)
+ADAPTER = ClipImages(ClipSettings.read({"size": {"shortest_edge": 56}, "crop_size": 56}).by("pillow"), 16)
 ARGS = (ADAPTER, LIMITS, Seal(b"w", "float32"))
 PATIENCE_S = 20.0
 
