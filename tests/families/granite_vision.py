@@ -29,7 +29,7 @@ reference = partial(
 
 
 def expanded(path: Path) -> Callable[[int, int], list[int]]:
-    processor = transformers.LlavaNextProcessor.from_pretrained(path)
+    processor = transformers.LlavaNextProcessor.from_pretrained(path, backend="pil")
 
     def ids(width: int, height: int) -> list[int]:
         made = processor(text="<image>", images=[Image.new("RGB", (width, height))])

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -61,10 +62,16 @@ def resized(
     return along_first(image, columns.taps, rows.taps, along, down)
 
 
-def by_torch(image: Image.Image, width: int, height: int, resample: int) -> np.ndarray:
-    """The resized RGB picture as uint8 [height, width, 3], by torch, which is imported for it."""
+def load_torch() -> ModuleType:
+    """Torch, which is imported now if it has not been."""
     import torch
 
+    return torch
+
+
+def by_torch(image: Image.Image, width: int, height: int, resample: int) -> np.ndarray:
+    """The resized RGB picture as uint8 [height, width, 3], by torch, which is imported for it."""
+    torch = load_torch()
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # channels last
     mode = _MODES[Image.Resampling(resample)]
     made = torch.nn.functional.interpolate(pixels, (height, width), mode=mode, antialias=True)

@@ -141,7 +141,9 @@ def main() -> None:
 
             warm()
         if by_torch:  # likewise
-            import torch  # noqa: F401
+            from hydrainfer.processor.pictures.resample_int16 import load_torch
+
+            load_torch()
         _bound(memory_bytes)
         serve(Channel(socket.socket(fileno=fd)))
     except Exception:
