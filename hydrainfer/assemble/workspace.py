@@ -36,9 +36,10 @@ def workspace_bytes(model: ModelConfig, role: Role, dtype: str, rows: Rows, bloc
 
     With e bytes for each number, the sum of
 
-    - language: rows · (hidden · (5 e + 12) + the widest of the MLP, 3 · intermediate · e; attention, 4 · query width ·
-      (e + 4); experts, chosen · ((2 · hidden + 3 · their intermediate) · e + 4 · hidden); recurrent layers, channels ·
-      (3 e + 12)), and vocabulary · (sampled rows · 17 + rows that are drawn together, at most 64, · 20)
+    - language: rows · (hidden · (5 e + 12) + 3 · layers · width of per-layer embeddings · e + the widest of the MLP,
+      3 · intermediate · e; attention, 4 · query width · (e + 4); experts, chosen · ((2 · hidden + 3 · their
+      intermediate) · e + 4 · hidden); recurrent layers, channels · (3 e + 12)), and vocabulary · (sampled rows · 17 +
+      rows that are drawn together, at most 64, · 20)
     - vision: patches of the largest pass · (hidden · (3 e + 8) + the widest of the MLP, 3 · intermediate · e, and
       attention, hidden · 6 e, or hidden · (6 e + 24) where queries and keys are rotated in float32), and embeddings of
       a batch · their width · e
@@ -71,13 +72,15 @@ def _sampled_bytes(n: int) -> int:
 def _row_bytes(text: TextConfig, e: int) -> int:
     """The bytes of a language batch per row."""
     hidden, experts = text.hidden, text.experts
-    widest = [3 * text.intermediate * e, 4 * text.heads * max(text.head_dim, text.value_dim) * (e + _FLOAT)]
+    mlp = max(text.intermediate, text.shared_intermediate)
+    widest = [3 * mlp * e, 4 * text.heads * max(text.head_dim, text.value_dim) * (e + _FLOAT)]
     if experts is not None:
         each = (2 * hidden + 3 * experts.intermediate) * e + hidden * _FLOAT
         widest.append(experts.chosen * each + 3 * experts.shared * e)
     if text.recurrence is not None:
         widest.append(text.recurrence.channels * (3 * e + 3 * _FLOAT))
-    return hidden * (5 * e + 3 * _FLOAT) + max(widest)
+    per_layer = 3 * text.layers * text.per_layer * e
+    return hidden * (5 * e + 3 * _FLOAT) + per_layer + max(widest)
 
 
 def _patch_bytes(size: PassSize, e: int) -> int:

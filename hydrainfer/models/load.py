@@ -101,6 +101,8 @@ def _wanted(
     names = {stored: canonical(stored) for stored in by_name}
     if model.config.text.tied and _TABLE not in names.values():
         names = {stored: _TABLE if name == _HEAD else name for stored, name in names.items()}
+    values = next((stored for stored, name in names.items() if name in _surplus(model.config)), None)
+    require(values is None, path, f"attention_k_eq_v is true, but the files hold {values}")
     waiting = model.slots()
     wanted: dict[Path, list[tuple[StoredTensor, str]]] = {}
     for file, tensors in headers.items():
@@ -123,6 +125,13 @@ def _wanted(
     if waiting:
         raise CheckpointError(f"{path}: {len(waiting)} tensors are missing, first {min(waiting)}")
     return wanted
+
+
+def _surplus(config: ModelConfig) -> set[str]:
+    """The value matrices of layers whose values are their keys, which no file may have."""
+    text = config.text
+    layers = [i for i, window in enumerate(text.windows) if text.keys_as_values and not window]
+    return {f"text.layers.{i}.self_attn.v_proj.weight" for i in layers if text.cache_of(i) == i}
 
 
 def _fill(
