@@ -15,7 +15,8 @@ from tests.checkpoint.test_damage import PREPROCESSING, whole_config
 
 pytestmark = pytest.mark.cpu
 CLIPS, GEMMAS, TILED = ("Llava", "LlavaNext"), ("Gemma3",), ("SmolVLM", "Idefics3", "InternVL", "LlavaOnevision")
-OTHERS = ("Gemma4", "Mistral3", "Glm4v", "Glm46V", "Glm4vMoe", "GlmOcr")
+GLMS = ("Glm4v", "Glm46V", "Glm4vMoe", "GlmOcr")
+OTHERS = ("Gemma4", "Mistral3", *GLMS)
 QWENS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3VLMoe", "Qwen3_5Moe", "Lfm3Vl")
 READERS = (read_config, load_description, lambda path: shape_of(str(path)), lambda path: prompts_of(str(path)))
 POINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
@@ -114,7 +115,7 @@ OF_GEMMA = {
     "crops": ({"do_pan_and_scan": True}, "do_pan_and_scan true is not supported; supported: false"),
 }
 CASES = [
-    *((name, case) for name in (*CLIPS, *QWENS, *GEMMAS, *TILED) for case in WRONG.values()),
+    *((name, case) for name in (*CLIPS, *QWENS, *GEMMAS, *TILED, *GLMS) for case in WRONG.values()),
     *(("Gemma3", case) for case in OF_GEMMA.values()),
     *((name, case) for name in CLIPS for case in OF_CLIP.values()),
     *(("Llava", case) for case in OF_LLAVA.values()),
@@ -140,7 +141,7 @@ def test_tokens_per_picture(write, strategy, n):
     assert prompts_of(str(path)).picture(100, 30) == read_config(path).vision.tokens == n
 
 
-@pytest.mark.parametrize("name", [*CLIPS, *QWENS, *GEMMAS, *TILED])
+@pytest.mark.parametrize("name", [*CLIPS, *QWENS, *GEMMAS, *TILED, *GLMS])
 def test_without_a_file_pictures_are_made_as_the_tower_takes_them(write, name):
     path = write(name, PREPROCESSING)
     (path / "preprocessor_config.json").unlink()
