@@ -39,6 +39,7 @@ from hydrainfer.checkpoint.pixels import (
     QwenSettings,
     QwenVideoSettings,
     TileSettings,
+    square_side,
     stated,
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
@@ -103,6 +104,7 @@ __all__ = [
     "preprocessing",
     "read_json",
     "require",
+    "square_side",
     "stated",
     "text_config",
     "text_only",

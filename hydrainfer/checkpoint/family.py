@@ -58,7 +58,8 @@ class Family(NamedTuple):
     template writes for a picture, becomes in a prompt; "" if the template writes the whole text itself.
     `framed_videos`: a video's frames are pictures in the prompt, with the placeholders of pictures. `sees_whole(hf)`:
     see `ModelConfig`; None if nowhere. `dtype`: the default if config.json names none; `overflows`: float16 does not
-    hold the numbers of published models. `fields`: what values fields of config.json may have, besides those that
+    hold the numbers of published models. `variants`: other families of this architecture, by the `model_type` of their
+    vision tower. `fields`: what values fields of config.json may have, besides those that
     `files.read_json` checks for all families. `n_template` and `n_around` are for the planner, which has no tokenizer:
     the number of tokens of the chat template, including its default system text, and of those around each picture.
     """
@@ -75,6 +76,7 @@ class Family(NamedTuple):
     mark: str = "{start}"
     framed_videos: bool = False
     sees_whole: Callable[[Any], Sight] | None = None
+    variants: Mapping[str, Family] = {}
     dtype: str = "float16"
     fields: Mapping[str, Rule] = {}
     overflows: bool = False

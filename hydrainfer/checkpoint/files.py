@@ -122,6 +122,16 @@ def instance(kind: type, words: str) -> Rule:
     return lambda value: None if isinstance(value, kind) else words
 
 
+def _or_square(rule: Rule) -> Rule:
+    """The rule for one value, or for an object of two, height and width."""
+
+    def check(value: Any) -> str | None:
+        sides = value.values() if isinstance(value, dict) and value.keys() == {"height", "width"} else (value,)
+        return None if all(rule(side) is None for side in sides) else f"{rule({})}, or height and width"
+
+    return check
+
+
 _OBJECT = maybe(instance(dict, "an object"))
 SIZE, _LAYERS = whole(1, 2**24), whole(1, 1024)
 _POSITIONS = whole(1, 2**31 - 1)
@@ -199,8 +209,9 @@ SIDES: dict[str, Rule] = dict.fromkeys(("image_size", "patch_size"), SIDE)
 """The rules of fields of config.json for a family that has no other rules of them."""
 _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(_PROCESSORS, _OBJECT),
-    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "size", "crop_size"), maybe(SIDE)),
-    **dict.fromkeys(("height", "width"), maybe(SIDE)),
+    **dict.fromkeys(("temporal_patch_size", "merge_size", "size", "crop_size"), maybe(SIDE)),
+    **dict.fromkeys(("height", "width", "spatial_merge_size"), maybe(SIDE)),
+    "patch_size": maybe(_or_square(SIDE)),
     **dict.fromkeys(("pooling_kernel_size", "max_soft_tokens"), maybe(SIDE)),
     **dict.fromkeys(("shortest_edge", "longest_edge", "min_pixels", "max_pixels"), _COUNT),
     **dict.fromkeys(("num_frames", "min_frames", "max_frames", "max_video_tokens"), _COUNT),

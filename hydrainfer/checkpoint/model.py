@@ -74,7 +74,8 @@ class ModelConfig:
     models. `media_tokens`: ids of the placeholders of pictures and, if the model takes any, videos; `around`: ids of
     the tokens before and after each. `sees_whole`: where tokens of a picture see each other in both directions; if
     anywhere, all of them are computed at once. `dtype` is that of the saved weights, or of what those in FP8 were made
-    from: `fp8` describes these, None if the checkpoint has none."""
+    from: `fp8` describes these, None if the checkpoint has none. `variant`: see `Family.variants`; "" for the family
+    itself."""
 
     architecture: str
     text: TextConfig
@@ -84,6 +85,7 @@ class ModelConfig:
     around: tuple[int, ...] = ()
     sees_whole: Sight = ""
     fp8: Fp8 | None = None
+    variant: str = ""
 
     def sees_whole_in(self, window: int) -> bool:
         """Whether tokens of a picture see each other in layers with this window, 0 for none."""

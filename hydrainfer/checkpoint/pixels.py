@@ -238,27 +238,35 @@ class IdeficsSettings(PixelSettings, frozen=True, kw_only=True):
 
 class PixtralSettings(PixelSettings, frozen=True, kw_only=True):
     """The preprocessing of Pixtral's tower. `edge`: the longest side in pixels; larger pictures are made smaller. Then
-    both sides are rounded up to multiples of `factor` pixels, the side of a token's square."""
+    both sides are rounded up to multiples of `factor` pixels, of which `patch` is a divisor. `side`: of a token's
+    square, in pixels. What is left behind the last whole square, at right and lower edges, becomes no token."""
 
     edge: int = 1024
-    factor: int = 32
+    factor: int = 16
+    side: int = 16
+    patch: int = 16
 
     @property
     def tokens(self) -> int:
         """The rows of the largest picture."""
-        return (-(-self.edge // self.factor)) ** 2
+        return (-(-self.edge // self.factor) * self.factor // self.side) ** 2
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], factor: int) -> PixtralSettings:
-        """Read a preprocessor configuration. Its `patch_size` does not count, as in transformers: the processor's does.
-        Raises `CheckpointError`."""
+    def read(cls, given: Mapping[str, Any], patch: int, merge: int, limit: int, factor: int = 0) -> PixtralSettings:
+        """Read a preprocessor configuration. `limit`: the longest side that the tower takes. `factor`: as above; 0 for
+        `side`. The `patch_size` of the file does not count here, as in transformers. Raises `CheckpointError`."""
         size = stated(given, "size", {"longest_edge": 1024})
-        if not isinstance(size, Mapping) or "longest_edge" not in size:
-            raise CheckpointError("preprocessor_config.json: size must give longest_edge for this model")
+        longest = size.get("longest_edge") if isinstance(size, Mapping) else None
+        edge = longest or square_side(given, "size", limit)
+        if edge > limit:
+            raise CheckpointError(
+                f"preprocessor_config.json: size has a longest_edge of {edge} pixels, but image_size of the vision "
+                f"tower is {limit}"
+            )
         for name, usual in (("do_resize", True), ("do_center_crop", False)):
             if given.get(name, usual) is not usual:
                 raise CheckpointError(f"preprocessor_config.json: {name} {given[name]} is not supported; leave it out")
-        return cls._settled(given, edge=size["longest_edge"], factor=factor)
+        return cls._settled(given, edge=edge, factor=factor or patch * merge, side=patch * merge, patch=patch)
 
 
 class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -417,6 +425,14 @@ def _edges(size: Any) -> int | tuple[int, int]:
     if "longest_edge" in size:
         raise CheckpointError("preprocessor_config.json: size.longest_edge is not supported for this model")
     return size.get("shortest_edge") or _pair(size, "size", "shortest_edge, or ")
+
+
+def square_side(given: Mapping[str, Any], name: str, default: int) -> int:
+    """The side of a square that a field gives as one number, or as height and width. Raises `CheckpointError`."""
+    height, width = _pair(stated(given, name, default), name)
+    if height != width:
+        raise CheckpointError(f"preprocessor_config.json: {name} is {height} x {width}; it must be a square")
+    return height
 
 
 def _pair(size: Any, name: str, before: str = "") -> tuple[int, int]:

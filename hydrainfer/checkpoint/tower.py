@@ -85,8 +85,9 @@ class TowerConfig(VisionConfig):
     MLP add is multiplied by a vector; `sandwich`: it is normalised. `fused`: queries, keys and values are one tensor in
     the files. `rotation` of queries and keys by row and column with the base `theta`, for towers of any size: "halves",
     those of all rows' frequencies, then of all columns'; "alternating", columns have the frequencies between those of
-    rows; "axial", one half of a head by columns, the other by rows. `window`: side, in tokens, of the squares within
-    which all layers but `full_layers` attend; 0 without windows.
+    rows; "axial", one half of a head by columns, the other by rows. `leftover`: a picture's sides in patches need not
+    be multiples of `merge`; patches left over at right and lower edges take part in all layers and become no token.
+    `window`: side, in tokens, of the squares within which all layers but `full_layers` attend; 0 without windows.
 
     **Projector**: `features` are the hidden states that are used, 0 for the embeddings, i for the output of layer i;
     several lie beside each other. `steps` bring them to the language model's width; then rows are multiplied by
@@ -133,6 +134,7 @@ class TowerConfig(VisionConfig):
     fused: bool = False
     rotation: Literal["none", "halves", "alternating", "axial"] = "none"
     theta: float = 10_000.0
+    leftover: bool = False
     window: int = 0
     full_layers: tuple[int, ...] = ()
     steps: Steps = ()

@@ -30,6 +30,7 @@ from hydrainfer.checkpoint import (
     stated,
 )
 from hydrainfer.families.granite import FIELDS
+from hydrainfer.families.mistral3 import PIXTRAL
 
 Points = tuple[tuple[int, int], ...]
 _MUCH_MORE = 1.1
@@ -245,6 +246,7 @@ FAMILIES = {
         tower="hydrainfer.models.vit:SquareVision",
         vision=llava,
         pictures=f"{_PICTURES}.clip:llava_images",
+        variants={"pixtral": PIXTRAL},
         n_template=10,  # BOS, USER:, the newline after the picture, ASSISTANT:
     ),
     "LlavaNextForConditionalGeneration": Family(
@@ -260,10 +262,10 @@ FAMILIES = {
 SERVED = (
     Served(
         ("LlavaForConditionalGeneration",),
-        "LLaVA-1.5",
-        "Llama (Mistral, Qwen2, Qwen3: accepted, untested)",
-        "CLIP, projector",
-        "the same for all",
+        "LLaVA-1.5, Pixtral-12B",
+        "Llama, Mistral (Qwen2, Qwen3: accepted, untested)",
+        "CLIP, projector; Pixtral: own ViT of any size, projector",
+        "the same for all; Pixtral: one per 16 x 16 pixels, and a text after each row",
         "pictures",
     ),
     Served(

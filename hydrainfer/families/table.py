@@ -76,7 +76,8 @@ class ParsedConfig(NamedTuple):
 
 
 def family_of(model: ModelConfig) -> Family:
-    return FAMILIES[model.architecture]
+    family = FAMILIES[model.architecture]
+    return family.variants.get(model.variant, family)
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -148,6 +149,9 @@ def _refused(name: str, kind: Any) -> str:
 
 
 def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
+    kind = getattr(getattr(hf, "vision_config", None), "model_type", "")
+    variant = kind if kind in family.variants else ""
+    family = family.variants.get(variant, family)
     text = getattr(hf, "text_config", hf)
     decoders = {f.decoder.model_type: f.decoder for f in FAMILIES.values() if f.decoder is not None}
     decoders |= {family.decoder.model_type: family.decoder} if family.decoder is not None else {}
@@ -168,4 +172,5 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
         around=tuple(getattr(hf, field) for field in family.around),
         sees_whole=family.sees_whole(hf) if family.sees_whole is not None else "",
         fp8=fp8_of(getattr(hf, "quantization_config", None) or getattr(text, "quantization_config", None), path),
+        variant=variant,
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.checkpoint import TowerConfig
-from hydrainfer.models.patches import Arranged, Cut, Grid, PatchLayout, arrange, fits, room_for, rows_of
+from hydrainfer.models.patches import Arranged, Cut, Grid, PatchLayout, arrange, fits, room_for, rows_of, tokens_of
 from hydrainfer.models.picture import Normalising, PassSize, PatchedPicture
 from hydrainfer.ops import OpSet, Segments, packed_bytes, stepping, to_device, upload
 
@@ -62,7 +62,7 @@ class FrameTower(ABC):
         """`widest`: the width of the widest row between two layers; `window`: the side in tokens of the squares in
         `PatchLayout.windows`, 0 without windows."""
         self.config = c
-        self.cut = Cut(c.merge, window)
+        self.cut = Cut(1, 0, c.merge) if c.leftover else Cut(c.merge, window)
         self.patch_numbers = 3 * c.temporal * c.patch**2
         self._ops = stepping(ops)
         self.device, self.dtype = device, dtype
@@ -85,16 +85,16 @@ class FrameTower(ABC):
         """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         if picture.grid is None:
             return None
-        (t, h, w), side = picture.grid, self.config.patch * self.config.merge
+        (t, h, w), side = picture.grid, self.config.patch * self.cut.merge
         frames = (1, self.config.temporal) if t == 1 else (t * self.config.temporal,)
         fits = t > 0 and picture.pixels.shape[1:] == (h * side, w * side, 3) and picture.pixels.shape[0] in frames
-        return t * h * w if fits and h and w else None
+        return tokens_of(picture.grid, self.cut) or None if fits else None
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """The embedding [rows, width] of each picture."""
         found: list[Tensor] = []
         for some in self._split(pictures):
-            found += (self.through or self.compute)(some).split([_tokens(p) for p in some])
+            found += (self.through or self.compute)(some).split([self._tokens(p) for p in some])
         return found
 
     @property
@@ -127,9 +127,9 @@ class FrameTower(ABC):
         most = _PASS_ROWS
         if self.device.type == "cpu":
             most = min(most, _CPU_PASS_BYTES // (self._widest * self.dtype.itemsize))
-        n, each = 0, self.config.merge**2
+        n = 0
         for picture in pictures:
-            more = _tokens(picture) * each
+            more = rows_of(_grids([picture]), self.cut)
             if some and n + more > most:
                 yield some
                 some, n = [], 0
@@ -138,17 +138,21 @@ class FrameTower(ABC):
         if some:
             yield some
 
+    def _tokens(self, picture: PatchedPicture) -> int:
+        assert picture.grid is not None
+        return tokens_of(picture.grid, self.cut)
+
     def _put_patches(self, pictures: list[PatchedPicture], into: Tensor) -> None:
         """Write normalised patches, one merge square after the other, to the first rows of `into` [rows, patch
         width]."""
-        c, first = self.config, 0
+        c, merge, first = self.config, self.cut.merge, 0
         for picture in pictures:
             assert picture.grid is not None
             t, h, w = picture.grid
             pixels = to_device(picture.pixels.copy(), self.device)  # [frames, height, width, 3]; the array is read-only
             scaled = self._normalised(pixels).to(self.dtype)
             scaled = scaled.expand(t * c.temporal, -1, -1, -1) if t == 1 else scaled
-            parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
+            parts = scaled.view(t, c.temporal, h, merge, c.patch, w, merge, c.patch, 3)
             inner = _CHANNELS_LAST if c.by_pixel else _CHANNELS_FIRST
             parts = parts.permute(0, 2, 5, 3, *inner)  # [t, h, w, merge, merge, 3, temporal, patch, patch]
             n = rows_of([picture.grid], self.cut)
@@ -184,6 +188,7 @@ class FrameTower(ABC):
             Segments(arranged.windows, self.device, on["windows"], self.cut.window_rows),
             order,
             on.get("back"),
+            on.get("merged"),
         )
 
 
@@ -204,7 +209,7 @@ class _FrameBucket:
             self._memory = torch.empty(packed_bytes(arrays), dtype=torch.uint8, device=tower.device)
         tower._put_patches(given, self._patches)
         self._step = self._arrange(grids), upload(arrays, tower.device, self._memory)
-        return sum(map(_tokens, given))
+        return sum(map(tower._tokens, given))
 
     def compute(self) -> Tensor:
         tower = self._tower
@@ -213,9 +218,3 @@ class _FrameBucket:
 
 def _grids(pictures: list[PatchedPicture]) -> tuple[Grid, ...]:
     return tuple(p.grid for p in pictures if p.grid is not None)
-
-
-def _tokens(picture: PatchedPicture) -> int:
-    assert picture.grid is not None
-    t, h, w = picture.grid
-    return t * h * w

@@ -16,7 +16,8 @@ Grid = tuple[int, int, int]
 class PatchLayout(NamedTuple):
     """The layout of a pass, as the layers take it. `cos`, `sin` [rows, head_dim / 2]; `places` [rows, 2] float32: a
     patch's row and column; `sizes` [rows, 2] float32: its picture's height and width in patches; `order`: the tokens
-    sorted by window, and `back`, the inverse; both None without windows."""
+    sorted by window, and `back`, the inverse; both None without windows. `merged`: the patches of the squares that are
+    merged only after the layers, see `Cut`; None if there are none."""
 
     grids: Sequence[Grid]
     cos: Tensor
@@ -27,6 +28,7 @@ class PatchLayout(NamedTuple):
     windows: Segments
     order: Tensor | None
     back: Tensor | None
+    merged: Tensor | None
 
 
 class Room(NamedTuple):
@@ -40,10 +42,12 @@ class Room(NamedTuple):
 
 class Cut(NamedTuple):
     """How a tower cuts pictures: `merge`, the side of a token in patches, and `window`, the side of a window in tokens
-    (0: no windows)."""
+    (0: no windows). `later`: the side, in these tokens, of squares that are merged after the layers, without what is
+    left over at right and lower edges; 1 if there are none."""
 
     merge: int
     window: int
+    later: int = 1
 
     @property
     def window_rows(self) -> int:
@@ -51,13 +55,20 @@ class Cut(NamedTuple):
 
 
 class Arranged(NamedTuple):
-    """A `PatchLayout` before it is on the device. `arrays`: places, sizes and, with windows, order and back, as in
-    `PatchLayout`; frames and windows as `Segments.starts`. `frames`, `windows`: the number of rows of each."""
+    """A `PatchLayout` before it is on the device. `arrays`: places, sizes and, if they are not None there, order, back
+    and merged, as in `PatchLayout`; frames and windows as `Segments.starts`. `frames`, `windows`: the number of rows of
+    each."""
 
     grids: tuple[Grid, ...]
     arrays: dict[str, np.ndarray]
     frames: list[int]
     windows: list[int]
+
+
+def tokens_of(grid: Grid, cut: Cut) -> int:
+    """The rows of a picture's embedding."""
+    t, h, w = grid
+    return t * (h // cut.later) * (w // cut.later)
 
 
 def rows_of(grids: Sequence[Grid], cut: Cut) -> int:
@@ -114,6 +125,8 @@ def arrange(grids: Sequence[Grid], cut: Cut, room: Room | None = None) -> Arrang
     if cut.window:
         by_window = np.concatenate(order)
         arrays |= {"order": by_window, "back": by_window.argsort()}
+    if cut.later > 1:
+        arrays["merged"] = _merged(grids, cut.later, (first + free) // cut.later**2 if room else 0)
     return Arranged(tuple(grids), arrays, frames, windows)
 
 
@@ -121,6 +134,18 @@ def _padded(lengths: list[int], n: int) -> list[int]:
     """The lengths above 0, padded with zeros to `n`."""
     some = [length for length in lengths if length]
     return some + [0] * (n - len(some))
+
+
+def _merged(grids: Sequence[Grid], side: int, n_squares: int) -> np.ndarray:
+    """The patches of whole squares of `side` patches, square after square, padded with zeros to `n_squares`."""
+    squares, first = [np.zeros((0, side, side), dtype=np.int64)], 0
+    for t, h, w in grids:
+        rows = np.arange(first, first + t * h * w).reshape(t, h, w)[:, : h // side * side, : w // side * side]
+        parts = rows.reshape(t, h // side, side, w // side, side).swapaxes(2, 3)
+        squares.append(parts.reshape(-1, side, side))
+        first += t * h * w
+    found = np.concatenate(squares).ravel()
+    return np.pad(found, (0, max(0, n_squares * side**2 - len(found))))
 
 
 def _windows(grid: Grid, side: int) -> np.ndarray:

@@ -229,6 +229,7 @@ class FrameVision(FrameTower):
             return layout.frames if not c.window or i in c.full_layers else layout.windows
 
         features, deep = vit.run(x, segments, (layout.cos, layout.sin))
+        features = features if layout.merged is None else features[layout.merged]
         rows = torch.cat([vit.project(features), *deep], dim=1) if deep else vit.project(features)
         return rows if layout.back is None else rows[layout.back]
 

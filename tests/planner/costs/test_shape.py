@@ -50,6 +50,8 @@ SIZES = ((448, 448), (1024, 768), (640, 480), (1920, 1080), (300, 2000))
 PUBLISHED = {
     "glm-4.6v-flash": (10_292_777_472, 40_960, [256, 999, 391, 2691, 781]),
     "internvl3.5-8b": (8.5e9, 147_456, [256, 3328, 3328, 2304, 2048]),
+    "ministral-3-8b": (8_918_026_240, 139_264, [256, 1036, 414, 1705, 495]),
+    "mistral-small-3.2": (24_011_361_280, 163_840, [256, 1036, 414, 1705, 495]),
 }
 
 
@@ -82,6 +84,14 @@ def test_gemma_4_by_hand(name, text, whole, token_bytes, window_bytes):
     assert [prompts.picture(*size) for size in SIZES] == [256, 266, 266, 264, 258]
     assert prompts.whole == shape.sees_whole == (name != "gemma-4-e2b") and shape.vision.picture_tokens == 1120
     assert [spec.name for spec in blocks_of(shape, H800, Role.parse("EPD"))][:2] == ["embed", "kv"]
+
+
+@pytest.mark.parametrize("name", ["ministral-3-8b", "mistral-small-3.2"])
+def test_prompts_have_a_text_after_each_row_of_a_picture(name):
+    """Of 1024 x 768 there are 28 rows of 37 tokens; the text after the last row counts as one around the picture."""
+    prompts = prompts_of(name)
+    assert [prompts.inner(*size) for size in SIZES] == [15, 27, 17, 30, 54]
+    assert prompts.text("", 1) - prompts.text("", 0) == 1
 
 
 def test_layers_that_read_another_one_s_keys_do_nothing_in_a_prompt():

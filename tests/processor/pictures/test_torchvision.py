@@ -12,7 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-from hydrainfer.checkpoint import ClipSettings, IdeficsSettings, QwenSettings, QwenVideoSettings, TileSettings
+from hydrainfer.checkpoint import (
+    ClipSettings,
+    IdeficsSettings,
+    PixtralSettings,
+    QwenSettings,
+    QwenVideoSettings,
+    TileSettings,
+)
 from hydrainfer.models.picture import Normalising
 from hydrainfer.ops.build import build_resampler
 from hydrainfer.processor import MediaLimits, VideoReading
@@ -21,6 +28,7 @@ from hydrainfer.processor.pictures.anyres import AnyresImages, AnyresSettings
 from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.idefics import IdeficsImages
 from hydrainfer.processor.pictures.media import from_image
+from hydrainfer.processor.pictures.pixtral import PixtralImages
 from hydrainfer.processor.pictures.qwen import QwenImages
 from hydrainfer.processor.pictures.qwen_video import QwenVideos
 from hydrainfer.processor.pictures.tiles import TileImages
@@ -77,6 +85,14 @@ CASES = {
     "internvl": (
         f"{MODELS}.got_ocr2.image_processing_got_ocr2:GotOcr2ImageProcessor",
         {"size": SQUARE, "crop_to_patches": True},
+    ),
+    "mistral 3": (
+        f"{MODELS}.pixtral.image_processing_pixtral:PixtralImageProcessor",
+        {"size": {"longest_edge": 400}, "patch_size": 28},  # as the processor of text and pictures gives it
+    ),
+    "pixtral": (
+        f"{MODELS}.pixtral.image_processing_pixtral:PixtralImageProcessor",
+        {"size": {"longest_edge": 333}, "patch_size": {"height": 16, "width": 16}},
     ),
     "qwen2-vl": (
         f"{MODELS}.qwen2_vl.image_processing_qwen2_vl:Qwen2VLImageProcessor",
@@ -150,10 +166,14 @@ def ours(case: str, array: np.ndarray, limits: MediaLimits) -> np.ndarray:
     readers = {"qwen2-vl": QwenSettings.read, "qwen3-vl": QwenSettings.read}
     readers |= {"glm-4v": partial(QwenSettings.read, in_time=True), "internvl": partial(TileSettings.read, tile=56)}
     readers |= dict.fromkeys(("idefics3", "smolvlm"), IdeficsSettings.read)
+    readers |= {"mistral 3": partial(PixtralSettings.read, patch=14, merge=2, limit=400)}
+    readers |= {"pixtral": partial(PixtralSettings.read, patch=16, merge=1, limit=1024)}
     given = {"do_center_crop": False} | options if case == "llava-onevision" else options
     settings = readers.get(case, ClipSettings.read)(given)
     if isinstance(settings, QwenSettings):
         pixels = QwenImages(settings).pixels(from_image(Image.fromarray(array), limits))
+    elif isinstance(settings, PixtralSettings):
+        pixels = PixtralImages(settings).pixels(from_image(Image.fromarray(array), limits))
     elif isinstance(settings, IdeficsSettings):
         pixels = IdeficsImages(settings, 4).pixels(from_image(Image.fromarray(array), limits))
     elif isinstance(settings, TileSettings):
