@@ -32,6 +32,14 @@ GEMMA = {  # most layers see 19 tokens; scales that no power of two hides
 }
 
 
+GEMMA2 = {  # every other layer sees 19 tokens; caps that many scores and logits are near
+    "num_hidden_layers": 4,
+    "sliding_window": 19,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 6.0,
+    "rms_norm_eps": 1e-6,
+}
 LFM2 = {  # as published: convolutions at both ends
     "num_hidden_layers": 5,
     "layer_types": ["conv", "conv", "full_attention", "full_attention", "conv"],
@@ -127,6 +135,13 @@ MULTIPLIED = {
     "residual_multiplier": 0.4,
     "logits_scaling": 0.7,
 }
+GRANITE4 = {  # without Mamba-2 layers
+    "layer_types": ["full_attention"] * 2,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 96,
+    "position_embedding_type": "rope",
+}
 LFM2_MOE = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
@@ -168,6 +183,7 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
     "mistral": ("Mistral", {}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma2": ("Gemma2", GEMMA2),
     "gemma3": ("Gemma3", GEMMA),
     "lfm2": ("Lfm2", LFM2),
     "lfm3": ("Lfm3", LFM3),
@@ -180,6 +196,7 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
     "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 19, "rope_parameters": OLMO3}),
     "smollm3": ("SmolLM3", {"pad_token_id": 0, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0]}),
     "granite": ("Granite", MULTIPLIED),
+    "granite4": ("GraniteMoeHybrid", MULTIPLIED | GRANITE4),
     "glm": ("Glm", {"pad_token_id": 0, "rope_parameters": GLM}),
     "glm4": ("Glm4", {"pad_token_id": 0, "rope_parameters": GLM}),
     "ministral3": ("Ministral3", {"pad_token_id": 0, "rope_parameters": MINISTRAL}),
@@ -223,7 +240,7 @@ def settle_gemma(model) -> None:
             table = model.get_input_embeddings().weight
             table.div_(table.shape[1] ** 0.5)
         for module in model.modules():
-            if type(module).__name__ == "Gemma3RMSNorm":
+            if type(module).__name__ in ("Gemma2RMSNorm", "Gemma3RMSNorm"):
                 module.weight.sub_(1.0)
             if type(module).__name__ == "Gemma4TextAttention":  # as after training, because scores are not scaled
                 module.q_norm.weight.mul_(module.head_dim**-0.5)
@@ -280,7 +297,7 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
     model = getattr(transformers, f"{make}ForCausalLM")(whole).float().eval()
     randomise(model, seed)
     settle_mixers(model)
-    if kind in ("gemma3", "gemma4"):
+    if kind.startswith("gemma"):
         settle_gemma(model)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=whole.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=False

@@ -1,5 +1,5 @@
-"""Families that do not exist: LLaVA-1.5 that pools its pictures, and LLaVA-1.5 with text between the rows of a picture.
-One file describes them."""
+"""Families that do not exist: LLaVA-1.5 that pools its pictures, with a decoder that scales its embeddings, and
+LLaVA-1.5 with text between the rows of a picture. One file describes them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import ModelConfig, TowerConfig
+from hydrainfer.checkpoint import Decoder, ModelConfig, TowerConfig
 from hydrainfer.families.llava import FAMILIES, llava
 from hydrainfer.models import PatchedPicture
 from hydrainfer.models.vit import SquareVision
 from hydrainfer.processor import ClipImages, InnerText, MediaItem
+
+SCALE = 2.0
 
 
 def pooled(rows: Tensor) -> Tensor:
@@ -34,6 +36,7 @@ class PooledVision(SquareVision):
 
 
 TOY = FAMILIES["LlavaForConditionalGeneration"]._replace(
+    decoder=Decoder("llama", mlp_bias=None, embed_scale=SCALE),
     tower="tests.toy_family:PooledVision",
     vision=lambda hf, path: PooledConfig(**vars(llava(hf, path))),
 )

@@ -26,9 +26,9 @@ class TextConfig:
     or over the whole row. `head_dim` is the width of a query or key head, `value_dim` that of a value head.
 
     Values are multiplied by `value_scale`, attention scores by `attention_scale`, token embeddings by `embed_scale`,
-    the outputs of attention and MLP by `residual_scale`, logits by `logit_scale`; logits are then held within
-    `logit_cap` by tanh, unless that is 0. `growth` (beta, n): queries at position p are multiplied by
-    1 + beta * log(1 + p // n). `sinks`: the layers whose heads have an attention sink.
+    the outputs of attention and MLP by `residual_scale`, logits by `logit_scale`; scores and logits are then held
+    within `attention_cap` and `logit_cap` by tanh, unless these are 0. `growth` (beta, n): queries at position p are
+    multiplied by 1 + beta * log(1 + p // n). `sinks`: the layers whose heads have an attention sink.
 
     `norms`: the inputs of attention and MLP are normalised, their outputs, or both ("around"). `centred_norms`: RMSNorm
     multiplies by one plus its weight. `experts`: those of the layers that have experts instead of one MLP;
@@ -71,6 +71,7 @@ class TextConfig:
     norms: Norms = "before"
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    attention_cap: float = 0.0
     logit_cap: float = 0.0
     growth: tuple[float, int] | None = None
     unrotated: tuple[int, ...] = ()
@@ -145,15 +146,15 @@ class Decoder(NamedTuple):
 
     Numbers are given by the names of their fields: `divisor`, whose square root divides attention scores (by default
     that is `head_dim`); `multipliers` of attention scores, embeddings, residuals and, dividing, of logits, as in
-    Granite; `logit_cap`; `value_dim` and `value_scale`; `gate`, whether each head has one. `embed_scale`: token
-    embeddings are multiplied by this, or by the root of their width ("root"). `gated`: queries have gates of their own
-    width. `local_kv`: how many times as many KV heads layers with a window have. `unrotated(hf)`: the layers without
-    rotation; `growth(hf)`: see `TextConfig`. `refused`: fields that must be null, 0 or false.
+    Granite; `attention_cap` and `logit_cap`; `value_dim` and `value_scale`; `gate`, whether each head has one.
+    `embed_scale`: token embeddings are multiplied by this, or by the root of their width ("root"). `gated`: queries
+    have gates of their own width. `local_kv`: how many times as many KV heads layers with a window have.
+    `unrotated(hf, path)`: the layers without rotation; `growth(hf)`: see `TextConfig`. `refused`: fields that must be
+    null, 0 or false.
 
     `experts(hf, path)` checks and describes the experts; `recurrence(hf, path)` the layers without attention.
     `named(hf, path)` returns the configuration under Llama's field names; `own(hf, path)` fields of `TextConfig` that
-    only this decoder has. `quantized`: the quantisation methods that
-    are accepted in published weights.
+    only this decoder has. `quantized`: the quantisation methods that are accepted in published weights.
     """
 
     model_type: str
@@ -172,6 +173,7 @@ class Decoder(NamedTuple):
     divisor: str = ""
     multipliers: bool = False
     embed_scale: float | Literal["root"] = 1.0
+    attention_cap: str = ""
     logit_cap: str = ""
     value_dim: str = ""
     value_scale: str = ""
@@ -181,7 +183,7 @@ class Decoder(NamedTuple):
     stretched: bool = True
     paired: bool = False
     fused: tuple[str, ...] = ()
-    unrotated: Callable[[Any], tuple[int, ...]] | None = None
+    unrotated: Callable[[Any, Path], tuple[int, ...]] | None = None
     growth: Callable[[Any], tuple[float, int] | None] | None = None
     refused: tuple[str, ...] = ()
     sinks: Sinks = "none"
@@ -244,9 +246,10 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         norms=kind.norms,
         residual_scale=float(hf.residual_multiplier) if kind.multipliers else 1.0,
         logit_scale=1.0 / hf.logits_scaling if kind.multipliers else 1.0,
-        logit_cap=float(getattr(hf, kind.logit_cap) or 0.0) if kind.logit_cap else 0.0,
+        attention_cap=_cap(hf, kind.attention_cap),
+        logit_cap=_cap(hf, kind.logit_cap),
         growth=None if kind.growth is None else kind.growth(hf),
-        unrotated=() if kind.unrotated is None else kind.unrotated(hf),
+        unrotated=() if kind.unrotated is None else kind.unrotated(hf, path),
         paired=kind.paired,
         fused=kind.fused,
         local_kv_heads=local_kv_heads,
@@ -283,6 +286,10 @@ def _embed_scale(hf: Any, kind: Decoder) -> float:
     if kind.multipliers:
         return float(hf.embedding_multiplier)
     return hf.hidden_size**0.5 if kind.embed_scale == "root" else kind.embed_scale
+
+
+def _cap(hf: Any, field: str) -> float:
+    return float(getattr(hf, field) or 0.0) if field else 0.0
 
 
 def _value_scale(hf: Any, kind: Decoder) -> float:

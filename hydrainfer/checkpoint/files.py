@@ -166,7 +166,8 @@ _MODEL: dict[str, Rule] = {
     "architectures": maybe(listed(instance(str, "a string"))),
     **dict.fromkeys(("num_hidden_layers", "depth"), _LAYERS),
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_heads"), SIZE),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), maybe(SIZE)),
+    **dict.fromkeys(("num_experts", "n_routed_experts"), maybe(SIZE)),
+    **dict.fromkeys(("num_local_experts", "num_experts_per_tok"), maybe(whole(0, 2**24))),  # 0 in Granite 4
     **dict.fromkeys(("n_group", "topk_group", "decoder_sparse_step"), maybe(SIZE)),
     **dict.fromkeys(("moe_intermediate_size", "v_head_dim"), maybe(SIZE)),
     "shared_expert_intermediate_size": maybe(whole(0, 2**24)),  # 0 in Qwen3-Coder, which has no shared expert

@@ -81,7 +81,7 @@ def _pixels(side: int, path: Path) -> ClipSettings:
     return pixels
 
 
-_GEMMA = Decoder(
+GEMMA = Decoder(
     "gemma3_text",
     qk_norm="head",
     sliding="named",
@@ -95,7 +95,7 @@ _GEMMA = Decoder(
     refused=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
 )
 FAMILIES = {
-    "Gemma3ForCausalLM": text_only(_GEMMA, dtype="bfloat16"),
+    "Gemma3ForCausalLM": text_only(GEMMA, dtype="bfloat16"),
     "Gemma3ForConditionalGeneration": Family(
         "gemma3",
         NAMES,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from hydrainfer.checkpoint import Decoder, Served, text_only
+from hydrainfer.checkpoint import Decoder, Served, require, text_only
 from hydrainfer.checkpoint.files import listed, maybe, whole
 
 
-def _unrotated(hf: Any) -> tuple[int, ...]:
-    return tuple(i for i, rotates in enumerate(hf.no_rope_layers[: hf.num_hidden_layers]) if not rotates)
+def _unrotated(hf: Any, path: Path) -> tuple[int, ...]:
+    rotates, n = hf.no_rope_layers, hf.num_hidden_layers
+    require(len(rotates) >= n, path, f"no_rope_layers names {len(rotates)} of {n} layers")
+    return tuple(i for i in range(n) if not rotates[i])
 
 
 FAMILIES = {

@@ -52,7 +52,6 @@ NOT_SERVED = {
     "DeepseekV3ForCausalLM": _LATENT,
     "Glm4MoeLiteForCausalLM": _LATENT,
     "KimiK25ForConditionalGeneration": _LATENT,
-    "GraniteMoeHybridForCausalLM": _MAMBA,
     "NemotronHForCausalLM": _MAMBA,
     "KimiLinearForCausalLM": "Kimi's delta attention (KDA)",
     "MiniMaxForCausalLM": "lightning attention",

@@ -256,7 +256,7 @@ class Decoder:
             q, fresh = _grown(qk[:, : c.heads], turn), KV(qk[:, c.heads :], values)
             if layer.number in self._read:
                 run.fresh[layer.number] = fresh
-        mixed = ops.attention(q, fresh, cache.kv, cache.batch, c.attention_scale, layer.sinks)
+        mixed = ops.attention(q, fresh, cache.kv, cache.batch, c.attention_scale, layer.sinks, c.attention_cap)
         self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
 
     def _mix(self, layer: LlamaLayer, x: Tensor, cache: LayerCache) -> Tensor:
@@ -291,7 +291,7 @@ class Decoder:
         rows, gate = self._ungated(ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias))
         q, fresh = self._queries(rows, layer, turn.of(last.rows)), KV(keys[last.rows], values[last.rows])
         run.fresh = {at: KV(*(part[last.rows] for part in kv)) for at, kv in run.fresh.items()} | {layer.number: fresh}
-        mixed = ops.attention(q, fresh, cache.kv, last.batches[0], c.attention_scale, layer.sinks)
+        mixed = ops.attention(q, fresh, cache.kv, last.batches[0], c.attention_scale, layer.sinks, c.attention_cap)
         self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
         return x
 

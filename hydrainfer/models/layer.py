@@ -106,7 +106,7 @@ class LlamaLayer:
         """This layer as `OpSet.decoder` takes it; None if it has a part that `PlainLayer` lacks."""
         if self.mixer is not None or self.gate_up is None or self.down is None or self.out_norm is not None:
             return None
-        if c.gate_dim or c.centred_norms or c.activation != "silu" or c.growth is not None:
+        if c.gate_dim or c.centred_norms or c.activation != "silu" or c.growth is not None or c.attention_cap:
             return None
         if self.per_layer is not None or self.scalar is not None or self.at != self.number or c.value_norm:
             return None

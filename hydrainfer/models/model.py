@@ -154,6 +154,7 @@ def attentions_of(config: ModelConfig, role: Role, dtype: torch.dtype, block_tok
             window=spec.window,
             sinks=text.has_sinks(spec.layers[0]),
             whole=config.sees_whole_in(spec.window),
+            cap=text.attention_cap,
         )
         for spec in specs
         if spec.paged and spec is not embed

@@ -135,14 +135,21 @@ def gather_kv(cache: KV, table: Tensor, stop: int, first: int = 0) -> KV:
 
 
 def attention(
-    q: Tensor, _fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
+    q: Tensor,
+    _fresh: KV,
+    cache: KV,
+    batch: AttentionBatch,
+    scale: float,
+    sinks: Tensor | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
     """Attention of every row over the tokens of its request up to itself, as limited or extended by `batch.window` and
     `batch.spans`. All keys and values, this batch's included, are already written to the cache.
 
     q: [rows, heads, dim]; cache: one layer. `sinks` [heads] float32: per head, the score of an extra key without a
-    value, which takes a share of the attention. Returns [rows, heads, value dim]. Variants may read the batch's fresh
-    keys and values from the second argument; the reference does not.
+    value, which takes a share of the attention. `cap`: scores are held within it by tanh, unless it is 0. Returns
+    [rows, heads, value dim]. Variants may read the batch's fresh keys and values from the second argument; the
+    reference does not.
     """
     out = q.new_empty((*q.shape[:2], cache.values.shape[3]))
     row = 0
@@ -151,13 +158,18 @@ def attention(
         group = q.shape[1] // keys.shape[1]
         keys = keys.float().repeat_interleave(group, dim=1)  # [length, heads, dim]
         values = values.float().repeat_interleave(group, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", q[row : row + count].float(), keys) * scale
+        scores = capped(torch.einsum("qhd,khd->hqk", q[row : row + count].float(), keys) * scale, cap)
         seen = visible(context, count, range(context + count), q.device, batch.window, batch.spans_of(i))
         scores.masked_fill_(~seen, float("-inf"))
         weights = softmax(scores, None if sinks is None else sinks[:, None, None])
         out[row : row + count] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
         row += count
     return out
+
+
+def capped(scores: Tensor, cap: float) -> Tensor:
+    """`scores` held within -cap .. cap by tanh, in place; as they are if `cap` is 0."""
+    return scores.div_(cap).tanh_().mul_(cap) if cap else scores
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -25,7 +26,14 @@ def prepare(batch: AttentionBatch) -> None:
 
 
 def chunk_attention(
-    q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None, out: Tensor
+    q: Tensor,
+    fresh: KV,
+    cache: KV,
+    batch: AttentionBatch,
+    scale: float,
+    sinks: Tensor | None,
+    cap: float,
+    out: Tensor,
 ) -> None:
     """Attention of the requests after the decodes, by scaled-dot-product calls, written into `out`.
 
@@ -33,6 +41,9 @@ def chunk_attention(
     computed in tiles (see `AttentionBatch.tiles`), because torch's causal kernel on a CPU computes much of the masked
     half.
     """
+    attend: Callable[..., Tensor] = _attend_sdpa
+    if sinks is not None or cap:
+        attend = partial(_attend_in_full, sinks=sinks, cap=cap)
     for i, tiles in enumerate(batch.tiles(), batch.n_decodes):
         stop, seen_from = batch.contexts[i] + batch.counts[i], tiles[0].low
         if batch.contexts[i] == 0:
@@ -44,7 +55,6 @@ def chunk_attention(
             seen = slice(low - seen_from, high - seen_from)
             keys, values = (x[seen].transpose(0, 1)[None] for x in found)  # [1, kv_heads, length, dim]
             queries = q[rows].transpose(0, 1)[None]
-            attend = _attend_sdpa if sinks is None else partial(_attend_with_sinks, sinks=sinks)
             out[rows] = attend(queries, keys, values, mask, scale)[0].transpose(0, 1)
 
 
@@ -59,24 +69,31 @@ def _attend_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, s
     )
 
 
-def _attend_with_sinks(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, sinks: Tensor
+def _attend_in_full(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None, cap: float
 ) -> Tensor:
-    """`_attend_sdpa` with `sinks` [heads], written out because torch's own attention has none."""
+    """`_attend_sdpa` with `sinks` [heads] or a cap of scores, written out because torch's own attention has none."""
     if mask is None:
         mask = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril()
     grouped = q.unflatten(1, (keys.shape[1], -1))  # [n, kv_heads, group, rows, dim]
-    scores = (grouped.float() @ keys[:, :, None].float().mT).mul_(scale).masked_fill_(~mask, float("-inf"))
-    weights = reference.softmax(scores, sinks.view(keys.shape[1], -1, 1, 1))
+    scores = reference.capped((grouped.float() @ keys[:, :, None].float().mT).mul_(scale), cap)
+    scores.masked_fill_(~mask, float("-inf"))
+    weights = reference.softmax(scores, None if sinks is None else sinks.view(keys.shape[1], -1, 1, 1))
     return (weights @ values[:, :, None].float()).flatten(1, 2).to(q.dtype)
 
 
 def attention_sdpa(
-    q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
+    q: Tensor,
+    fresh: KV,
+    cache: KV,
+    batch: AttentionBatch,
+    scale: float,
+    sinks: Tensor | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
     """`reference.attention` by scaled-dot-product calls. The blocks of decodes are gathered into one padded batch."""
     out = torch.empty((*q.shape[:2], cache.values.shape[3]), dtype=q.dtype, device=q.device)
-    chunk_attention(q, fresh, cache, batch, scale, sinks, out)
+    chunk_attention(q, fresh, cache, batch, scale, sinks, cap, out)
     n = batch.n_decodes
     if n:
         length = max(batch.contexts[:n]) + 1
@@ -87,8 +104,8 @@ def attention_sdpa(
         if batch.window:
             visible &= places >= lengths - batch.window
         mask = visible[:, None, None]
-        if sinks is not None:
-            out[:n] = _attend_with_sinks(q[:n, :, None], keys, values, mask[:, None], scale, sinks)[:, :, 0]
+        if sinks is not None or cap:
+            out[:n] = _attend_in_full(q[:n, :, None], keys, values, mask[:, None], scale, sinks, cap)[:, :, 0]
             return out
         grouped = q[:n].unflatten(1, (keys.shape[1], -1))  # [n, kv_heads, group, dim]: a group's heads are rows
         out[:n] = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).flatten(1, 2)

@@ -33,7 +33,7 @@ struct PagedArgs {
   const int32_t* ends;  // [rows], or null; see Queries
   const float* sinks;  // [heads], or null; see Queries
   int64_t q_stride, table_stride, heads, kv_heads, block_tokens, window;  // see Queries
-  float scale;
+  float scale, cap;
 };
 
 // The products of a query, in the layout of Rows<T>, with W keys `stride` apart, of which only the first `n` are read.
@@ -131,6 +131,7 @@ inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1,
   }
   for (int64_t i = 0; i < n_heads; ++i) {
     std::fill(scores + i * row + L, scores + i * row + padded, 0.0f);
+    for (int64_t t = 0; a.cap && t < L; t += W) store(scores + i * row + t, capped(load(scores + i * row + t), a.cap));
     softmax(scores + i * row, L, padded, a.sinks ? a.sinks + h0 * G + i : nullptr);
   }
   for (int64_t b = first / bt; b < blocks; ++b) {
@@ -159,7 +160,7 @@ inline void attend_pages(const PagedArgs<T>& a, int64_t r, int64_t head, int64_t
   const int64_t G = a.heads / a.kv_heads, D = a.keys.dim, V = a.values.dim, L = a.lengths[r];
   const Queries<T> queries{a.q + start * a.q_stride + head * G * D, a.out + (start * a.heads + head * G) * V,
                            a.q_stride, D, a.heads * V, G, D, V, L, L - tokens, a.window, a.scale,
-                           a.ends ? a.ends + start : nullptr, a.sinks ? a.sinks + head * G : nullptr};
+                           a.ends ? a.ends + start : nullptr, a.sinks ? a.sinks + head * G : nullptr, a.cap};
   const int32_t* table = a.tables + r * a.table_stride;
   attend(queries, row, end, [&](int64_t t, int64_t n, const T** k, const T** v) {
     int64_t block = t / a.block_tokens, offset = t % a.block_tokens;

@@ -132,15 +132,16 @@ Pages<T> pages(const TensorView& t) {
 // Attention of decodes (the first `n_decodes` requests) and chunks in one call. q [rows, heads, dim] with any row
 // stride; keys and values of one layer [blocks, block_tokens, kv_heads, dim]; tables [requests, blocks]; lengths
 // [requests]; starts [requests + 1]: their first rows; out contiguous. `ends` [rows] and `sinks` [heads] (either may be
-// empty) and `window`: see Queries.
+// empty), `window` and `cap`: see Queries.
 void attention(TensorView q, TensorView keys, TensorView values, TensorView tables, TensorView lengths, TensorView starts,
-               TensorView ends, TensorView sinks, int64_t n_decodes, int64_t window, TensorView out, double scale) {
+               TensorView ends, TensorView sinks, int64_t n_decodes, int64_t window, TensorView out,
+               double scale, double cap) {
   by_dtype(q, [&](auto zero) {
     using T = decltype(zero);
     const PagedArgs<T> a{data<T>(q), pages<T>(keys), pages<T>(values), data<T>(out), data<int32_t>(tables),
                          data<int32_t>(lengths), ends.size(0) ? data<int32_t>(ends) : nullptr,
                          sinks.size(0) ? data<float>(sinks) : nullptr, q.stride(0), tables.stride(0), q.size(1),
-                         keys.size(2), keys.size(1), window, float(scale)};
+                         keys.size(2), keys.size(1), window, float(scale), float(cap)};
     const int32_t* start = data<int32_t>(starts);
     const int64_t group = a.heads / a.kv_heads, n = lengths.size(0);
     std::vector<Part> chunks;

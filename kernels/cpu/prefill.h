@@ -122,6 +122,7 @@ struct Queries {
   float scale;
   const int32_t* ends = nullptr;  // the last key that each token sees, never decreasing; replaces `context`
   const float* sinks = nullptr;  // [group]: one more score per head, for a key without a value
+  float cap = 0;  // scaled scores are held within it by tanh; 0: no cap
 
   int64_t first_key(int64_t row) const {
     return window ? std::max<int64_t>(0, context + row / group - window + 1) : 0;
@@ -237,6 +238,8 @@ struct Panel {
     else
       for (int64_t i = 0; i < n; i += DEEP)  // the rows past n are never used
         multiply<T, DEEP, N>(tile.units, tile.k + i * tile.k_stride, tile.k_stride, 1, q, scores + i * LANES, nullptr);
+    for (int64_t i = 0; a.cap && i < n * N; ++i)
+      store(scores + i * W, capped(load(scores + i * W), a.cap / a.scale));
     vec keep[N];
     if (t + n - 1 > a.last_key(row) || t < a.first_key(row + rows - 1))
       soften<true>(scores, t, n, a.scale, keep);

@@ -261,6 +261,11 @@ inline vec exp(vec x) {
   return times_power(p, k);
 }
 
+// `bound` tanh(x / bound), which is between -bound and bound.
+inline vec capped(vec x, float bound) {
+  return bound - 2.0f * bound / (exp(x * (2.0f / bound)) + 1.0f);
+}
+
 // x times the logistic function of `rate` x.
 inline vec swish(vec x, float rate) {
   const vec power = max(min(x * (rate * -1.44269504f), splat(126.0f)), splat(-126.0f));

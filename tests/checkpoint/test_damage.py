@@ -65,6 +65,8 @@ def whole_config(architecture):
         content["vision_config"] = transformers.Gemma4VisionConfig(patch_size=14).to_dict()
     if architecture == "Lfm2MoeForCausalLM":
         content["layer_types"] = ["conv", "full_attention"] * 16
+    if architecture == "GraniteMoeHybridForCausalLM":
+        content |= {"layer_types": ["full_attention"] * 32, "num_local_experts": 0}
     return json.loads(json.dumps(content, default=str))
 
 

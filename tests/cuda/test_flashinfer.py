@@ -29,7 +29,7 @@ pytestmark = pytest.mark.cpu
 BF16 = torch.bfloat16
 
 
-def attended(backend: Backend, counts, contexts, heads, kv_heads, *seen, dim=64, value_dim=0, sinks=None):
+def attended(backend: Backend, counts, contexts, heads, kv_heads, *seen, dim=64, value_dim=0, sinks=None, cap=0.0):
     """What the backend and the reference compute in the last of three layers."""
     cache, batch = paged(counts, contexts, kv_heads, dim, BF16, *seen, value_dim=value_dim)
     qk = random(sum(counts), heads + kv_heads, dim, dtype=BF16, seed=7)
@@ -38,8 +38,8 @@ def attended(backend: Backend, counts, contexts, heads, kv_heads, *seen, dim=64,
     reference.write_kv(cache, kv, batch)
     backend.prepare(batch)
     for _ in range(3):  # layers
-        got = backend.attention(q, kv, cache, batch, dim**-0.5, sinks)
-    return got, reference.attention(q, kv, cache, batch, dim**-0.5, sinks)
+        got = backend.attention(q, kv, cache, batch, dim**-0.5, sinks, cap)
+    return got, reference.attention(q, kv, cache, batch, dim**-0.5, sinks, cap)
 
 
 @pytest.mark.parametrize("ranges", [False, True])
@@ -53,6 +53,26 @@ def test_attention_is_the_references(heads, kv_heads, shape, ranges):
     wanted = ["plain"] * (n_decodes > 0) + ["ranges" if whole else "plain"] * (n_decodes < len(counts))
     assert backend.kinds == ([] if whole and not ranges else wanted), "decodes and chunks apart"
     assert all(w.plans == 1 for w in backend.made), "once for all layers"
+
+
+@pytest.mark.parametrize("cuda_cores", [False, True])
+@pytest.mark.parametrize("shape", ["window", "mixed"])
+def test_attention_with_a_cap_is_the_references(shape, cuda_cores):
+    counts, contexts, *seen = BATCHES[shape]
+    backend = Backend(CPU, cuda_cores=cuda_cores)
+    close(*attended(backend, counts, contexts, 4, 2, *seen, cap=0.5))
+    assert all(w.module.capped and w.plans == 1 for w in backend.made) and backend.made
+
+
+@pytest.mark.parametrize("more", [{"whole": True}, {"sinks": True}])
+def test_a_cap_beside_what_flashinfer_has_in_other_modules_is_attended_by_torch(more):
+    attention = PagedAttention("kv", BF16, 4, 2, 64, 64, 0.125, cap=50.0, **more)
+    found, (note,) = find_flashinfer(CPU, [attention], WrapperDouble)
+    assert found is None and "caps no scores" in note
+    counts, contexts, *seen = BATCHES["pictures" if "whole" in more else "window"]
+    backend, sinks = Backend(CPU, ranges=True), random(4, dtype=torch.float32) if "sinks" in more else None
+    close(*attended(backend, counts, contexts, 4, 2, *seen, sinks=sinks, cap=0.5))
+    assert not backend.made
 
 
 @pytest.mark.parametrize("window", [0, 5])
@@ -397,6 +417,7 @@ def test_calls_are_those_that_flashinfer_takes(monkeypatch, options):
     backend = Backend(CPU, cuda_cores="cuda_cores" in options)
     backend.check([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, window=window) for window in (0, 32)])
     backend.check([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, sinks=True)])
+    backend.check([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, cap=30.0)])
     if "ranges" in options:
         backend.check_ranges([PagedAttention("kv", BF16, 8, 4, 64, 64, 0.125, whole=True)])
     assert set(backend.kinds) == {"plain", "sinks"} | {name.replace("_", "-") for name in options}
@@ -410,11 +431,12 @@ def test_modules_are_named_by_all_that_they_are_compiled_for(monkeypatch, tmp_pa
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0")
     monkeypatch.setattr(env, "FLASHINFER_GEN_SRC_DIR", tmp_path)
     wanted = [
-        Module(kind, dtype, dim, dim, windowed and kind != "ranges")
+        Module(kind, dtype, dim, dim, windowed and kind != "ranges", capped and kind in ("plain", "cuda-cores"))
         for kind in ("plain", "sinks", "ranges", "cuda-cores")
         for dtype in (torch.bfloat16, torch.float16)
         for dim in (64, 128, 256)
         for windowed in (False, True)
+        for capped in (False, True)
     ]
     names = [spec.name for spec in modules_for(wanted)]
     assert len(set(names)) == len(set(wanted)) == len(names)

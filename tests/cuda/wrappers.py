@@ -51,7 +51,7 @@ class WrapperDouble:
 
     def _plan(
         self, rows, pages, indices, last, heads, kv_heads, dim, page_size, *,
-        causal, sm_scale, window_left, q_data_type, kv_data_type, head_dim_vo, uniform_q_len=None,
+        causal, sm_scale, window_left, q_data_type, kv_data_type, head_dim_vo, uniform_q_len=None, logits_soft_cap=None,
     ) -> None:  # fmt: skip
         for each in (rows, pages, last):
             assert each.device == CPU and each.dtype == torch.int32, "else the plan waits for the device"
@@ -63,13 +63,14 @@ class WrapperDouble:
         assert self.fixed is None or (n == self.fixed and len(indices) <= self.room), "not what was captured"
         assert uniform_q_len is None or (rows.diff() == uniform_q_len).all()
         assert heads % kv_heads == 0 and (dim, head_dim_vo) in ((64, 64), (128, 128), (192, 128), (256, 256))
-        kind, dtype, *made_for, windowed = self.module
+        kind, dtype, *made_for, windowed, capped = self.module
         assert q_data_type == kv_data_type == dtype and dtype in (torch.bfloat16, torch.float16)
         assert [dim, head_dim_vo] == made_for and causal == (kind != "ranges")
         assert windowed == (window_left >= 0) and window_left >= -1
+        assert capped == bool(logits_soft_cap) and (not capped or kind in ("plain", "cuda-cores"))
         self.rows, self.pages, self.indices, self.last = rows.tolist(), pages.tolist(), indices, last.tolist()
         self.shape, self.page_size, self.dtype = (heads, kv_heads, dim, head_dim_vo), page_size, q_data_type
-        self.scale, self.window_left = sm_scale, window_left
+        self.scale, self.window_left, self.cap = sm_scale, window_left, logits_soft_cap or 0.0
         self.plans += 1
 
     def run(self, q, cache, *more, out):
@@ -98,7 +99,7 @@ class WrapperDouble:
             n = (len(found) - 1) * self.page_size + last
             mine = slice(self.rows[i], self.rows[i + 1])
             k, v = (x[found].flatten(0, 1)[:n].float().repeat_interleave(heads // kv_heads, 1) for x in (keys, values))
-            scores = torch.einsum("qhd,khd->hqk", q[mine].float(), k) * self.scale
+            scores = reference.capped(torch.einsum("qhd,khd->hqk", q[mine].float(), k) * self.scale, self.cap)
             row, column = torch.arange(mine.stop - mine.start)[:, None] + n - (mine.stop - mine.start), torch.arange(n)
             seen = column <= row
             if window >= 0:
@@ -122,8 +123,8 @@ class Backend(FlashInfer):
         super().__init__(device, self._double, **options)
         kinds = ("plain", "sinks", "ranges") if ranges else ("plain", "sinks")
         dtypes, heads = (torch.bfloat16, torch.float16), ((64, 64), (128, 128), (192, 128), (256, 256))
-        every = itertools.product(kinds, dtypes, heads, (False, True))
-        self._works = {Module(kind, dtype, *dims, windowed) for kind, dtype, dims, windowed in every}
+        every = itertools.product(kinds, dtypes, heads, (False, True), (False, True))
+        self._works = {Module(kind, dtype, *dims, *traits) for kind, dtype, dims, *traits in every}
 
     def _double(self, module: Module, workspace: torch.Tensor, **options) -> WrapperDouble:
         self.made.append(WrapperDouble(module, workspace, **options))

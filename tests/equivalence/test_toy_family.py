@@ -23,7 +23,7 @@ from tests.equivalence.mixed import settled_stats
 from tests.equivalence.reference import Reference
 from tests.equivalence.test_families import CHUNKED, N_NEW
 from tests.families.chats import image, text, user
-from tests.toy_family import LINED, TOY, pooled
+from tests.toy_family import LINED, SCALE, TOY, pooled
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
@@ -56,6 +56,7 @@ class ToyReference(Reference):
         self._answers = {}
         if family == "pooled":
             self.model.model.multi_modal_projector.register_forward_hook(lambda _m, _in, rows: pooled(rows))
+            self.model.get_input_embeddings().register_forward_hook(lambda _m, _in, x: x * SCALE)
 
     def greedy(self, messages, n_new):
         ids = tuple(messages[0])

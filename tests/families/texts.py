@@ -19,6 +19,7 @@ _LONG = {  # of a head's 16 numbers 12 are rotated
 LAST_ROTATES = {"no_rope_layers": [0, 1, 0, 1], "use_sliding_window": True, "sliding_window": 19, "mlp_bias": True}
 LARGE, EXPERTS = GEMMA4_LARGE | {"num_kv_shared_layers": 0, "use_double_wide_mlp": False}, GEMMA4_EXPERTS
 VARIANTS = {
+    "gemma2": {"": {}, "no caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None}},
     "gemma4": {
         "": {},
         "values are keys": LARGE,
@@ -34,6 +35,7 @@ VARIANTS = {
     "olmo3": {"": {}},
     "smollm3": {"": {}, "the last layer rotates, windows": LAST_ROTATES},
     "granite": {"": {}, "biases": {"attention_bias": True, "mlp_bias": True}},
+    "granite4": {"": {}, "no rotation, biases": {"position_embedding_type": None, "attention_bias": True}},
     "glm": {"": {}, "all of each head": {"rope_parameters": GLM | {"partial_rotary_factor": 1.0}}},
     "glm4": {"": {}, "without biases": {"attention_bias": False}},
     "ministral3": {"": {}, "a window": {"sliding_window": 21}},

@@ -360,6 +360,8 @@ def test_a_text_only_config_that_is_not_supported(texts, tmp_path, kind, changes
         ("qwen2", SLIDING, (0, 64)),
         ("qwen3", SLIDING | {"max_window_layers": 2}, (0, 0)),
         ("gemma3", {"sliding_window": 4096, "max_position_embeddings": 99}, (99, 99, 99, 0, 99)),
+        ("gemma2", {"sliding_window": 64}, (64, 0, 64, 0)),
+        ("gemma2", {"sliding_window": 4096}, (0, 0, 0, 0)),
     ],
 )
 def test_windows_by_layer(texts, tmp_path, kind, changes, windows):

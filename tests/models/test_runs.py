@@ -22,10 +22,18 @@ RUNS = {  # how many layers each call takes
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True}, [2]),
     "window": ("mistral", {"sliding_window": 2}, [2]),
     "full, then window": ("qwen3", SLIDING, [1, 1]),
+    "layers that do not rotate between": ("smollm3", {"no_rope_layers": [1, 1, 0, 1]}, [2, 1, 1]),
+    "fused matrices": ("phi3", {}, [2]),
+    "neighbours as pairs": ("glm", {}, [2]),
+    "no rotation, scaled scores": ("granite4", {"position_embedding_type": None, "residual_multiplier": 1.0}, [2]),
     "convolutions": ("lfm2", {}, [2]),
     "gates of heads": ("qwen3_next", {}, []),
     "experts": ("gpt_oss", {}, []),
     "wide norms": ("gemma3", {}, []),
+    "norms behind": ("olmo2", {}, []),
+    "scaled residuals": ("granite", {}, []),
+    "queries that grow": ("ministral3", {}, []),
+    "caps": ("gemma2", {}, []),
 }
 
 

@@ -261,7 +261,7 @@ BATCHES = {
 )
 @pytest.mark.parametrize("shape", BATCHES)
 def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, value_dim, shape):
-    """Wide keys are turned in part only, and then heads have sinks."""
+    """Wide keys are turned in part only, and then heads have sinks. Scores are capped, but for heads of 64."""
     fast, reference = pair(dtype, head_dim)
     counts, contexts, *seen = BATCHES[shape]
     cache, batch = paged(counts, contexts, kv_heads, head_dim, dtype, *seen, value_dim=value_dim)
@@ -280,7 +280,8 @@ def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, valu
         kept.copy_(want)
     q, kv, scale = qk[:, :heads], KV(qk[:, heads:], values), head_dim**-0.5
     sinks = random(heads, dtype=torch.float32, seed=9) * 3 if special else None
-    close(fast.attention(q, kv, cache, batch, scale, sinks), reference.attention(q, kv, cache, batch, scale, sinks))
+    more = scale, sinks, 0.0 if head_dim == 64 else 0.7
+    close(fast.attention(q, kv, cache, batch, *more), reference.attention(q, kv, cache, batch, *more))
 
 
 def test_a_sink_is_a_key_that_gives_nothing(pair):

@@ -150,15 +150,21 @@ class Kernels:
         self._write_kv(qk[:, -values.shape[1] :], values, cache.keys, cache.values, batch.slots)
 
     def attention(
-        self, q: Tensor, _fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        _fresh: KV,
+        cache: KV,
+        batch: AttentionBatch,
+        scale: float,
+        sinks: Tensor | None = None,
+        cap: float = 0.0,
     ) -> Tensor:
         """Attention that reads all keys and values from the cache, this batch's included."""
         out = empty_rows((*q.shape[:2], cache.values.shape[3]), q.dtype)
         ends = batch.plan if batch.spans else self._no_ends
         sinks = self._no_bias[torch.float32] if sinks is None else sinks
-        self._attention(
-            q, *cache, batch.tables, batch.lengths, batch.starts, ends, sinks, batch.n_decodes, batch.window, out, scale
-        )
+        requests = batch.tables, batch.lengths, batch.starts
+        self._attention(q, *cache, *requests, ends, sinks, batch.n_decodes, batch.window, out, scale, cap)
         return out
 
     def gated_delta(

@@ -23,7 +23,7 @@ from hydrainfer.ops import reference, torch_variants
 from hydrainfer.ops.alone import alone
 from hydrainfer.ops.batch import KV, AttentionBatch, Captured
 from hydrainfer.ops.build import cause, ninja_on_path
-from hydrainfer.ops.cuda.flashinfer_modules import Module, PagedAttention, make_wrapper
+from hydrainfer.ops.cuda.flashinfer_modules import Kind, Module, PagedAttention, make_wrapper
 from hydrainfer.ops.pinned import to_device
 
 WORKSPACE_BYTES = 128 << 20
@@ -50,6 +50,7 @@ class _PlanKey(NamedTuple):
     dtype: torch.dtype
     scale: float
     sinks: bool
+    cap: float
 
 
 @dataclass(eq=False)
@@ -139,16 +140,23 @@ class FlashInfer:
         self._captured[captured] = plan
 
     def attention(
-        self, q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        fresh: KV,
+        cache: KV,
+        batch: AttentionBatch,
+        scale: float,
+        sinks: Tensor | None = None,
+        cap: float = 0.0,
     ) -> Tensor:
         """Attention with one plan for all layers of a batch that have the same shape."""
         plan, value_dim = batch.plan, cache.values.shape[3]
         heads, head_dim, kv_heads = q.shape[1], q.shape[2], cache.keys.shape[2]
-        wanted = _PlanKey(heads, kv_heads, head_dim, value_dim, q.dtype, scale, sinks is not None)
+        wanted = _PlanKey(heads, kv_heads, head_dim, value_dim, q.dtype, scale, sinks is not None, cap)
         if plan is None or plan.made_for != wanted:
             if not self._serves(batch, wanted):
                 assert batch.captured is None, "torch's attention depends on the host, a graph would repeat it"
-                return torch_variants.attention_sdpa(q, fresh, cache, batch, scale, sinks)
+                return torch_variants.attention_sdpa(q, fresh, cache, batch, scale, sinks, cap)
             assert plan is not None, "attention without prepare"
             self._plan(batch, wanted)
         out = torch.empty((*q.shape[:2], value_dim), dtype=q.dtype, device=q.device)
@@ -199,9 +207,11 @@ class FlashInfer:
     def _serves(self, batch: AttentionBatch, wanted: _PlanKey) -> bool:
         """Whether all modules are known to work that a batch needs for layers like `wanted`."""
         shape = wanted.dtype, wanted.head_dim, wanted.value_dim
-        if batch.spans and (wanted.sinks or Module("ranges", *shape, False) not in self._works):
+        lacks = wanted.sinks or wanted.cap or Module("ranges", *shape, False) not in self._works
+        if (batch.spans and lacks) or (wanted.sinks and wanted.cap):
             return False
-        return Module("sinks" if wanted.sinks else "plain", *shape, batch.window > 0) in self._works
+        kind: Kind = "sinks" if wanted.sinks else "plain"
+        return Module(kind, *shape, batch.window > 0, wanted.cap > 0) in self._works
 
     def _module(self, part: Part, batch: AttentionBatch, wanted: _PlanKey) -> Module:
         shape, windowed = (wanted.dtype, wanted.head_dim, wanted.value_dim), batch.window > 0
@@ -210,7 +220,8 @@ class FlashInfer:
         if wanted.sinks:
             return Module("sinks", *shape, windowed)
         few = wanted.heads // wanted.kv_heads in _GROUPS and wanted.head_dim == wanted.value_dim
-        return Module("cuda-cores" if self._cuda_cores and part.decodes and few else "plain", *shape, windowed)
+        kind: Kind = "cuda-cores" if self._cuda_cores and part.decodes and few else "plain"
+        return Module(kind, *shape, windowed, wanted.cap > 0)
 
     def _plan(self, batch: AttentionBatch, wanted: _PlanKey) -> None:
         """Plan a batch for layers like `wanted`."""
@@ -235,6 +246,8 @@ class FlashInfer:
         options = {"sm_scale": wanted.scale, "q_data_type": wanted.dtype, "kv_data_type": wanted.dtype}
         if part.module.kind != "ranges":
             options["window_left"] = batch.window - 1
+        if wanted.cap:
+            options["logits_soft_cap"] = wanted.cap
         if part.module.kind == "cuda-cores":
             part.wrapper.plan(*pages, *shape, **options)
         else:
@@ -313,7 +326,7 @@ class FlashInfer:
             if by == self.attention:
                 self.prepare(batch)
             on_device = None if sinks is None else sinks.to(device)
-            return by(q.to(device, dtype), cache, cache, batch, a.scale, on_device).cpu().float()
+            return by(q.to(device, dtype), cache, cache, batch, a.scale, on_device, a.cap).cpu().float()
 
         got = attend(self.attention, self._device, a.dtype)
         want = attend(reference.attention, torch.device("cpu"), torch.float32)

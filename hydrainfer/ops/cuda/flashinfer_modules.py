@@ -22,18 +22,20 @@ _HEADS = ((64, 64), (128, 128), (192, 128), (256, 256))
 
 class Module(NamedTuple):
     """One module. `windowed`: tokens see only a window; always False for `ranges`, which takes the window as a
-    number."""
+    number. `capped`: scores have a cap."""
 
     kind: Kind
     dtype: torch.dtype
     head_dim: int
     value_dim: int
     windowed: bool
+    capped: bool = False
 
 
 class PagedAttention(NamedTuple):
     """The attention of the layers of one paged cache. `head_dim`: the width of queries and keys; `window`: how many
-    tokens a token sees, itself included, 0 for all; `whole`: the tokens of a picture see each other."""
+    tokens a token sees, itself included, 0 for all; `whole`: the tokens of a picture see each other; `cap`: the cap of
+    scores, or 0."""
 
     cache: str
     dtype: torch.dtype
@@ -46,6 +48,7 @@ class PagedAttention(NamedTuple):
     window: int = 0
     sinks: bool = False
     whole: bool = False
+    cap: float = 0.0
 
     def refusal(self) -> str:
         """The reason why FlashInfer cannot compute this attention; empty if it can."""
@@ -53,13 +56,15 @@ class PagedAttention(NamedTuple):
             return f"FlashInfer computes no {str(self.dtype).removeprefix('torch.')}"
         if (self.head_dim, self.value_dim) not in _HEADS:
             return f"FlashInfer has no heads of {self.head_dim} and {self.value_dim}"
+        if self.cap and (self.sinks or self.whole):
+            return "FlashInfer caps no scores beside sinks or pictures that are seen whole"
         return ""
 
     def module(self, kind: Kind | None = None) -> Module:
         """The module of this kind; by default the one that computes chunks and decodes."""
         kind = kind or ("sinks" if self.sinks else "plain")
         windowed = self.window > 0 and kind != "ranges"
-        return Module(kind, self.dtype, self.head_dim, self.value_dim, windowed)
+        return Module(kind, self.dtype, self.head_dim, self.value_dim, windowed, self.cap > 0)
 
     def modules(self) -> list[Module]:
         """The modules that requests over this cache need. (That of `cuda-cores` is extra.)"""
@@ -118,7 +123,7 @@ def make_wrapper(module: Module, workspace: torch.Tensor, **arrays: Any) -> Any:
 def _specs(module: Module) -> list[Any]:
     from flashinfer.jit.attention import modules
 
-    kind, dtype, head_dim, value_dim, windowed = module
+    kind, dtype, head_dim, value_dim, windowed, capped = module
     shape = (dtype, dtype, dtype, torch.int32, head_dim, value_dim)
     if kind == "sinks":
         args, options = sink_module(module)
@@ -126,8 +131,8 @@ def _specs(module: Module) -> list[Any]:
     if kind == "ranges":
         return [modules.gen_batch_prefill_bidirectional_ranges_module(*shape)]
     if kind == "cuda-cores":
-        return [modules.gen_batch_decode_module(*shape, 0, windowed, False)]
-    plain = ("fa2", *shape, 0, windowed, False, False)  # no positions, no cap of logits, no sums in fp16
+        return [modules.gen_batch_decode_module(*shape, 0, windowed, capped)]
+    plain = ("fa2", *shape, 0, windowed, capped, False)  # no positions, no sums in fp16
     found = [modules._gen_batch_prefill_primary_module(*plain)]
     if head_dim != value_dim:  # keys and values then differ in strides, too
         found.append(modules._gen_batch_prefill_independent_paged_module(*plain))
