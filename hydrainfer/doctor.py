@@ -76,7 +76,7 @@ def examine_model(name: str) -> Iterator[CheckResult]:
     """Whether a model is served, from the files that describe it; of a name on the hub only these are fetched, a few
     KiB. If it is: its family, its caches, and what a usual picture becomes."""
     from hydrainfer.checkpoint import REFERENCE, locate_description, name_of
-    from hydrainfer.families import parse_config
+    from hydrainfer.families import family_of, parse_config
     from hydrainfer.models import cache_specs
     from hydrainfer.planner.inputs import shape_of
     from hydrainfer.processor import image_adapter
@@ -106,7 +106,7 @@ def examine_model(name: str) -> Iterator[CheckResult]:
     if picture is None:
         yield CheckResult("pictures", "ok", "none, it takes text only")
         return
-    videos = "videos, too" if len(model.media_tokens) > 1 else "no videos"
+    videos = "videos, too" if family_of(model).videos else "no videos"
     width, height = REFERENCE
     yield CheckResult(
         "pictures", "ok", f"one of {width} x {height} is {picture.n_tokens + picture.n_inner:,} tokens; {videos}"

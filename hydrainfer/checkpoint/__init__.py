@@ -27,17 +27,13 @@ from hydrainfer.checkpoint.pixels import (
     GLM_BOUNDS,
     MAX_ASPECT,
     BudgetSettings,
-    BudgetVideoSettings,
     ClipSettings,
-    FrameTimes,
-    GlmVideoSettings,
     IdeficsSettings,
     PixelBackend,
     PixelBounds,
     PixelSettings,
     PixtralSettings,
     QwenSettings,
-    QwenVideoSettings,
     TileSettings,
     square_side,
     stated,
@@ -45,6 +41,13 @@ from hydrainfer.checkpoint.pixels import (
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
 from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Pool, Steps, TowerConfig
+from hydrainfer.checkpoint.videos import (
+    BudgetVideoSettings,
+    FrameTimes,
+    GlmVideoSettings,
+    QwenVideoSettings,
+    SquareVideoSettings,
+)
 from hydrainfer.checkpoint.weights import weight_files
 
 __all__ = [
@@ -83,6 +86,7 @@ __all__ = [
     "Recurrence",
     "Rope",
     "Served",
+    "SquareVideoSettings",
     "Steps",
     "TextConfig",
     "TileSettings",

@@ -56,10 +56,11 @@ class Family(NamedTuple):
     the vision tower; None for text-only models. `around`: the fields of config.json that name the tokens around each
     picture and, if these are others, around each video. `frame`: the text that `mark`, which is all that the chat
     template writes for a picture, becomes in a prompt; "" if the template writes the whole text itself.
-    `framed_videos`: a video's frames are pictures in the prompt, with the placeholders of pictures. `sees_whole(hf)`:
-    see `ModelConfig`; None if nowhere. `dtype`: the default if config.json names none; `overflows`: float16 does not
-    hold the numbers of published models. `variants`: other families of this architecture, by the `model_type` of their
-    vision tower. `fields`: what values fields of config.json may have, besides those that
+    `framed_videos`: a video's frames are pictures in the prompt, with the placeholders of pictures. `video_token`: the
+    token that stands for a video, where config.json names none; `video_lead`: the text before it, which has the first
+    frame's name. `sees_whole(hf)`: see `ModelConfig`; None if nowhere. `dtype`: the default if config.json names none;
+    `overflows`: float16 does not hold the numbers of published models. `variants`: other families of this architecture,
+    by the `model_type` of their vision tower. `fields`: what values fields of config.json may have, besides those that
     `files.read_json` checks for all families. `n_template` and `n_around` are for the planner, which has no tokenizer:
     the number of tokens of the chat template, including its default system text, and of those around each picture.
     """
@@ -75,6 +76,8 @@ class Family(NamedTuple):
     frame: str = ""
     mark: str = "{start}"
     framed_videos: bool = False
+    video_token: str = ""
+    video_lead: str = ""
     sees_whole: Callable[[Any], Sight] | None = None
     variants: Mapping[str, Family] = {}
     dtype: str = "float16"

@@ -122,6 +122,11 @@ def instance(kind: type, words: str) -> Rule:
     return lambda value: None if isinstance(value, kind) else words
 
 
+def _or_switch(rule: Rule) -> Rule:
+    """The rule for one value, or for true or false."""
+    return lambda value: None if isinstance(value, bool) or rule(value) is None else f"{rule(value)}, true or false"
+
+
 def _or_square(rule: Rule) -> Rule:
     """The rule for one value, or for an object of two, height and width."""
 
@@ -219,6 +224,7 @@ _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(_SWITCHES, maybe(instance(bool, "true or false"))),
     **dict.fromkeys(("min_patches", "max_patches"), maybe(whole(1, 100))),
     "fps": maybe(POSITIVE),
+    "initial_shift": maybe(_or_switch(number(0, 1e9))),
     "max_duration": maybe(whole(1, 2**24)),
     "resample": maybe(whole(0, 5)),
     "rescale_factor": maybe(POSITIVE),

@@ -71,7 +71,7 @@ class VisionConfig(Protocol):
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The description of a model for this engine. `vision` is the family's own `VisionConfig`, None for text-only
-    models. `media_tokens`: ids of the placeholders of pictures and, if the model takes any, videos; `around`: ids of
+    models. `media_tokens`: ids of the placeholders of pictures and, if config.json names it, videos; `around`: ids of
     the tokens before and after each. `sees_whole`: where tokens of a picture see each other in both directions; if
     anywhere, all of them are computed at once. `dtype` is that of the saved weights, or of what those in FP8 were made
     from: `fp8` describes these, None if the checkpoint has none. `variant`: see `Family.variants`; "" for the family

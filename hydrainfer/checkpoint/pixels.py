@@ -1,4 +1,4 @@
-"""The preprocessing of a checkpoint's pictures and videos, as preprocessor configurations describe it.
+"""The preprocessing of a checkpoint's pictures, as preprocessor configurations describe it. Videos: `videos.py`.
 
 `files.preprocessing` has checked each value and left out most nulls. Missing values get the defaults of transformers'
 processors.
@@ -17,9 +17,6 @@ from hydrainfer.core import CheckpointError, ConfigError
 BICUBIC, LANCZOS = 3, 1  # Pillow's numbers of the filters
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 _HALF = (0.5, 0.5, 0.5)
-_GLM_FRAMES = 2 * 30_000 * 28 * 28  # of all frames of a video, by default
-_GLM_SECONDS, _MAX_FPS = 300, 1000
-FrameTimes = Literal["counted", "timed", "told"]
 PixelBackend = Literal["pillow", "torchvision"]
 """The library whose results are reproduced to the last bit, as transformers' image processors do with either."""
 DEFAULT_BACKEND: PixelBackend = "torchvision"
@@ -142,11 +139,6 @@ MAX_ASPECT = 200
 """The highest ratio of a picture's sides, for Qwen's and GLM's towers."""
 PICTURE_BOUNDS = PixelBounds(56 * 56, 28 * 28 * 1280)
 GLM_BOUNDS = PixelBounds(112 * 112, 28 * 28 * 15_000)
-_FRAME_BOUNDS = {
-    "counted": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
-    "timed": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
-    "told": PixelBounds(128 * 32 * 32, 768 * 32 * 32),
-}
 
 
 class QwenSettings(PixelSettings, frozen=True, kw_only=True):
@@ -269,52 +261,6 @@ class PixtralSettings(PixelSettings, frozen=True, kw_only=True):
         return cls._settled(given, edge=edge, factor=factor or patch * merge, side=patch * merge, patch=patch)
 
 
-class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The preprocessing of videos. `times`: how the time of a pair of frames enters the prompt: as the number of the
-    pair ("counted"), as a position in time ("timed"), or as text ("told"). `shared`: every frame has at most an equal
-    share of `max_tokens`. `start` and `end` are the texts around each pair whose time is told."""
-
-    frames: QwenSettings
-    times: FrameTimes
-    fps: float = 2.0
-    num_frames: int | None = None
-    min_frames: int = 4
-    max_frames: int = 768
-    shared: bool = False
-    max_tokens: int = 128_000
-    tokens_per_second: float = 1.0
-    start: str = "<|vision_start|>"
-    end: str = "<|vision_end|>"
-
-    def by(self, backend: PixelBackend) -> QwenVideoSettings:
-        """`PixelSettings.by` for frames."""
-        return msgspec.structs.replace(self, frames=self.frames.by(backend))
-
-    @classmethod
-    def read(
-        cls, given: Mapping[str, Any], times: FrameTimes, tokens_per_second: float, pictures: QwenSettings
-    ) -> QwenVideoSettings:
-        """Read the configuration of a video preprocessor. `pictures`: the patch sizes and normalisation that the vision
-        tower takes. Qwen3-VL's has other defaults than that of pictures, and bounds only as a size. Raises
-        `CheckpointError`."""
-        told = times == "told"
-        if told:
-            given = {"image_mean": _HALF, "image_std": _HALF} | dict(given)
-        frames = QwenSettings.read(given, _FRAME_BOUNDS[times], pictures.patch, in_time=told)
-        frames.check_like(pictures)
-        return cls(
-            frames=frames,
-            times=times,
-            fps=float(given.get("fps", 2.0)),
-            num_frames=given.get("num_frames"),
-            min_frames=given.get("min_frames", 4),
-            max_frames=given.get("max_frames", 768),
-            shared=given.get("cap_pixels_per_frame", False),
-            max_tokens=given.get("max_video_tokens", 768 if told else 128_000),
-            tokens_per_second=tokens_per_second,
-        )
-
-
 BUDGETS = (70, 140, 280, 560, 1120)
 """The numbers of tokens that Gemma 4 takes pictures of."""
 
@@ -367,55 +313,6 @@ class BudgetSettings(PixelSettings, frozen=True, kw_only=True):
         scale = stated(given, "rescale_factor", 1 / 255) if given.get("do_rescale", True) else 1.0
         resample = stated(given, "resample", BICUBIC)
         return cls(resample=resample, scale=scale, mean=_HALF, std=_HALF, patch=patch, merge=merge, budget=budget)
-
-
-class BudgetVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The preprocessing of videos as single frames, each with its time before it. `fps`: how many frames per second are
-    taken, else at most `num_frames` of the whole video. `start` and `end` are the texts around each frame."""
-
-    frames: BudgetSettings
-    num_frames: int | None = 32
-    fps: float | None = None
-    start: str = ""
-    end: str = ""
-
-    def by(self, backend: PixelBackend) -> BudgetVideoSettings:
-        """`PixelSettings.by` for frames."""
-        return msgspec.structs.replace(self, frames=self.frames.by(backend))
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any], patch: int, merge: int) -> BudgetVideoSettings:
-        """Read the configuration of a video preprocessor. Raises `CheckpointError`."""
-        fps = given.get("fps")
-        num_frames = given.get("num_frames", 32) if fps is None else None
-        return cls(frames=BudgetSettings.read(given, patch, merge, 70), num_frames=num_frames, fps=fps)
-
-
-class GlmVideoSettings(QwenVideoSettings, frozen=True, kw_only=True):
-    """The preprocessing of videos of the GLM families. `sampler`: how frames are chosen, and their times written.
-    "glm4v" takes `fps` frames per second of up to `max_duration` seconds, "glm46v" decides by the video's length."""
-
-    sampler: Literal["glm4v", "glm46v"]
-    max_duration: int = _GLM_SECONDS
-
-    @classmethod
-    def read_glm(cls, given: Mapping[str, Any], pictures: QwenSettings) -> GlmVideoSettings:
-        """Read the configuration of a video preprocessor, whose class decides the sampler. Raises `CheckpointError`."""
-        bounds = PixelBounds(GLM_BOUNDS.least, _GLM_FRAMES)
-        frames = QwenSettings.read(given, bounds, pictures.patch, in_time=True)
-        frames.check_like(pictures)
-        names = given.get("video_processor_type"), given.get("processor_class")
-        newer = str(next(filter(None, names), "")).startswith("Glm46V")
-        fps, longest = given.get("fps", 2.0), given.get("max_duration", _GLM_SECONDS)
-        if fps > _MAX_FPS:
-            raise CheckpointError(f"video_preprocessor_config.json: fps is {fps}; it must be at most {_MAX_FPS}")
-        return cls(
-            frames=frames,
-            times="told",
-            fps=float(fps),
-            max_duration=longest,
-            sampler="glm46v" if newer else "glm4v",
-        )
 
 
 def _edges(size: Any) -> int | tuple[int, int]:

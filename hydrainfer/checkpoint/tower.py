@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from hydrainfer.checkpoint.model import REFERENCE, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import BudgetVideoSettings, PixelBackend, QwenVideoSettings
+from hydrainfer.checkpoint.pixels import PixelBackend
+from hydrainfer.checkpoint.videos import BudgetVideoSettings, QwenVideoSettings, SquareVideoSettings
 
 
 class Norm(NamedTuple):
@@ -109,7 +110,7 @@ class TowerConfig(VisionConfig):
     squares: int = 1
     temporal: int = 1
     merge: int = 1
-    videos: QwenVideoSettings | BudgetVideoSettings | None = None
+    videos: QwenVideoSettings | BudgetVideoSettings | SquareVideoSettings | None = None
     by_pixel: bool = False
     patch_bias: bool = False
     patch_norm: bool = False

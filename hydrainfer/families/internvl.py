@@ -15,6 +15,7 @@ from hydrainfer.checkpoint import (
     Names,
     Norm,
     Served,
+    SquareVideoSettings,
     Steps,
     TileSettings,
     TowerConfig,
@@ -27,6 +28,7 @@ from hydrainfer.families.llava import NAMES
 
 _NORMS: dict[str, Literal["layer", "rms"]] = {"layer_norm": "layer", "rms_norm": "rms"}
 _PROJECTOR_EPS = 1e-5
+_N_FRAMES = 8  # of a video, as in the examples of the model cards
 
 
 def internvl(hf: Any, path: Path) -> TowerConfig:
@@ -59,6 +61,7 @@ def internvl(hf: Any, path: Path) -> TowerConfig:
     inside = isinstance(layer, int) and -n - 1 <= layer <= n
     require(inside, path, f"vision_feature_layer {layer} is out of range; the vision tower has {n} layers")
     pixels = TileSettings.read(preprocessing(path) or {}, image_size)
+    clips = preprocessing(path, "video") or {}
     width = hf.text_config.hidden_size
     last: Steps = (Norm("vision.post_norm", v.layer_norm_eps),) if layer == -1 and not v.use_mean_pooling else ()
     return TowerConfig(
@@ -69,6 +72,7 @@ def internvl(hf: Any, path: Path) -> TowerConfig:
         norm_eps=v.layer_norm_eps,
         activation=v.hidden_act,
         pixels=pixels,
+        videos=SquareVideoSettings.read(clips, image_size, pixels, _N_FRAMES, shifted=True),
         patch=patch,
         image_size=image_size,
         squares=pixels.squares,
@@ -120,6 +124,10 @@ FAMILIES = {
         tower="hydrainfer.models.vit:SquareVision",
         vision=internvl,
         pictures="hydrainfer.processor.pictures.tiles:internvl_images",
+        videos="hydrainfer.processor.pictures.square_video:internvl_videos",
+        framed_videos=True,
+        video_token="<video>",
+        video_lead="Frame1: ",
         dtype="bfloat16",
         fields={
             **dict.fromkeys(("image_size", "patch_size"), or_list(SIDE, least=1)),
@@ -140,6 +148,6 @@ SERVED = (
         "Qwen2, Qwen3, Qwen3-MoE, gpt-oss",
         "InternViT over tiles and the whole picture, pixel shuffle, projector",
         "256 per tile, by ratio up to 12 tiles and the whole picture",
-        "pictures",
+        "pictures, videos",
     ),
 )

@@ -76,6 +76,21 @@ def generate(model, inputs: dict[str, torch.Tensor], n_new: int) -> tuple[list[i
     return inputs["input_ids"][0].tolist(), out.sequences[0, n_prompt:].tolist(), gaps
 
 
+class Frames:
+    """A processor of videos that prepares their frames as pictures, with Pillow: transformers' own needs torchvision.
+    `pictures`: that of pictures, with these `options`."""
+
+    def __init__(self, pictures, **options) -> None:
+        self._pictures, self._options = pictures, options
+
+    def __call__(self, videos, **_) -> dict[str, torch.Tensor]:
+        made = [
+            self._pictures([Image.fromarray(f) for f in video], return_tensors="pt", **self._options)["pixel_values"]
+            for video in videos
+        ]
+        return {"pixel_values_videos": torch.stack(made)}
+
+
 class Reference:
     """`greedy(messages)` → prompt ids, answer ids, and per answer id the distance of the two best logits. `processor`
     is transformers' of text and pictures, or the tokenizer of a model that takes text only."""
@@ -94,9 +109,12 @@ class Reference:
 
     def inputs(self, messages: list[dict]) -> dict[str, torch.Tensor]:
         """The arguments that the model is called with."""
-        pictures = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
+        parts = [part for m in messages for part in m["content"]]
+        pictures = [part["image"].convert("RGB") for part in parts if part["type"] == "image"]
+        videos = [part["video"] for part in parts if part["type"] == "video"]
         text = self.processor.apply_chat_template(messages, chat_template=self.template, add_generation_prompt=True)
-        return self.processor(text=text, images=[p.convert("RGB") for p in pictures] or None, return_tensors="pt")
+        given = {"videos": videos} if videos else {}
+        return self.processor(text=text, images=pictures or None, return_tensors="pt", **given)
 
 
 class TextReference(Reference):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from tests.checkpoints import make_picture
 from tests.equivalence.reference import PHOTOS, photo
 
 IN_ORDER = (  # keeps pictures where the message has them
@@ -18,6 +21,12 @@ def image(i: int, size: tuple[int, int] | None = None) -> dict:
         left, top = ((have - want) // 2 for have, want in zip(picture.size, size))
         picture = picture.crop((left, top, left + size[0], top + size[1]))
     return {"type": "image", "image": picture}
+
+
+def video(seed: int, n: int, height: int, width: int, fps: float) -> dict:
+    """Frames that the caller has sampled."""
+    frames = np.stack([make_picture(seed + i, max(height, width))[:height, :width] for i in range(n)])
+    return {"type": "video", "video": frames, "fps": fps}
 
 
 def text(t: str) -> dict:
@@ -49,3 +58,11 @@ PICTURES = {
         user(text("And"), image(1), text("?")),
     ],
 }
+SQUARE_VIDEOS = {
+    "video": [user(text("What happens:"), video(10, 3, 90, 130, 2.0), text("Say it."))],
+    "one frame": [user(video(40, 1, 30, 70, 1.0), text("Where?"))],
+    "videos": [user(video(20, 2, 60, 60, 0.7), text("or"), video(30, 2, 112, 56, 3.3), text("Compare."))],
+    "video and picture": [user(video(50, 2, 77, 40, 1.0), text("and"), image(4), text("?"))],
+}
+"""For families whose frames are pictures of one size. Videos of a prompt have equally many frames, as transformers
+wants."""

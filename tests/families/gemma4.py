@@ -7,23 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 from PIL import Image
 
-from tests.checkpoints import make_picture
 from tests.checkpoints_gemma4 import make_gemma4
 from tests.equivalence.reference import generate
-from tests.families.chats import PICTURES, TEXTS, image, text, user
+from tests.families.chats import PICTURES, TEXTS, image, text, user, video
 from tests.families.sample import SEEING, Sample
-
-
-def video(seed: int, n: int, height: int, width: int, fps: float) -> dict:
-    """Frames that the caller has sampled."""
-    frames = np.stack([make_picture(seed + i, max(height, width))[:height, :width] for i in range(n)])
-    return {"type": "video", "video": frames, "fps": fps}
-
 
 VIDEOS = {
     "video": [user(text("What happens:\n"), video(10, 3, 90, 130, 0.03), text("Say it."))],

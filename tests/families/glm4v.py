@@ -8,14 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 from PIL import Image
 
-from tests.checkpoints import byte_level_pairs, make_picture, randomise, save_model
+from tests.checkpoints import byte_level_pairs, randomise, save_model
 from tests.equivalence import qwen_reference
-from tests.families.chats import PICTURES, TEXTS, text, user
+from tests.families.chats import PICTURES, TEXTS, text, user, video
 from tests.families.sample import SEEING, Sample
 
 SPECIAL = (
@@ -204,11 +203,6 @@ def expanded(path: Path) -> Callable[[int, int], list[int] | None]:
         return [row] * (int(made["image_grid_thw"].prod()) // 4)
 
     return ids
-
-
-def video(seed: int, n: int, height: int, width: int, fps: float) -> dict:
-    frames = np.stack([make_picture(seed + i, max(height, width))[:height, :width] for i in range(n)])
-    return {"type": "video", "video": frames, "fps": fps}
 
 
 VIDEOS = {

@@ -14,8 +14,8 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 from tests.checkpoints import VOCAB, byte_level_pairs, make_picture, randomise, save_model
 from tests.checkpoints_text import KINDS, settle_mixers
-from tests.equivalence.reference import Reference
-from tests.families.chats import PICTURES, TEXTS
+from tests.equivalence.reference import Frames, Reference
+from tests.families.chats import PICTURES, SQUARE_VIDEOS, TEXTS
 from tests.families.sample import SEEING, Sample
 
 SIDE = 56  # of a tile: 4 x 4 patches, of which 2 x 2 make one of 4 tokens
@@ -28,6 +28,7 @@ MARKS = {
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['content'] is string %}{{ m['content'] }}"
     "{% else %}{% for p in m['content'] %}{% if p['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}"
+    "{% elif p['type'] == 'video' %}{{ '<video>\n' }}"
     "{% elif p['type'] == 'text' %}{{ p['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -102,7 +103,7 @@ def _scale(model) -> None:
 
 
 class Processor(InternVLProcessor):
-    """transformers' own, without a processor of videos, which needs torchvision."""
+    """transformers' own, but for the processor of videos, which needs torchvision."""
 
     def check_argument_for_proper_class(self, argument_name, argument):
         pass
@@ -113,7 +114,8 @@ class Processor(InternVLProcessor):
         pictures = transformers.GotOcr2ImageProcessorPil.from_pretrained(path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         n_tokens = json.loads((path / "config.json").read_text())["image_seq_length"]
-        return cls(pictures, tokenizer, None, image_seq_length=n_tokens, chat_template=TEMPLATE)
+        frames = Frames(pictures, crop_to_patches=False)
+        return cls(pictures, tokenizer, frames, image_seq_length=n_tokens, chat_template=TEMPLATE)
 
 
 internvl_reference = partial(Reference, processor=Processor, model=transformers.InternVLForConditionalGeneration)
@@ -129,12 +131,13 @@ def expanded(path: Path) -> Callable[[int, int], list[int]]:
     return ids
 
 
+CHATS = TEXTS | PICTURES | SQUARE_VIDEOS
 EXTREMES = ((1, 1), (1, 40), (40, 1), (2000, 20), (20, 2000))
 SAMPLES = {
     "internvl": Sample(
         make_internvl,
         internvl_reference,
-        TEXTS | PICTURES,
+        CHATS,
         SEEING,
         variants={
             "": {},
@@ -170,7 +173,7 @@ SAMPLES = {
     "internvl, experts": Sample(
         partial(make_internvl, seed=6, kind="qwen3_moe", text=EXPERTS),
         internvl_reference,
-        TEXTS | PICTURES,
+        CHATS,
         ("1EPD", "1E1P1D", "2E1P2D"),
     ),
 }

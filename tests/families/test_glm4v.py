@@ -20,8 +20,8 @@ from hydrainfer.models.vit import bicubic
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
 from tests.checkpoints import rename_tensors
 from tests.equivalence.criterion import LOGIT_TOLERANCE, Tally
-from tests.families.chats import PICTURES, text, user
-from tests.families.glm4v import SPECIAL, VIDEOS, Reference, make_glm, video
+from tests.families.chats import PICTURES, text, user, video
+from tests.families.glm4v import SPECIAL, VIDEOS, Reference, make_glm
 from tests.families.test_logits import forced
 from tests.parts import parts
 from tests.pillow import described

@@ -90,6 +90,18 @@ class VideoShape(NamedTuple):
     sampled: bool = False
 
 
+FPS = 24.0  # assumed for a file without a frame rate
+
+
+def n_sampled(video: VideoShape, num_frames: int | None, fps: float | None, max_frames: int) -> int:
+    """The number of frames to take where `num_frames` of the whole video are wanted, or `fps` per second, or, if both
+    are None, all."""
+    n = num_frames or video.n_frames
+    if fps is not None:
+        n = max(1, int(video.n_frames / (video.fps or FPS) * fps))
+    return min(n, max_frames, video.n_frames)
+
+
 class VideoAdapter(Protocol):
     """The preprocessing of videos for one model: stateless, thread-safe, picklable. `parameters`: what decides an
     embedding besides the pixels, so not which frames are taken or how large they become. `options`: all settings that a
@@ -127,13 +139,35 @@ def video_adapter(model: ModelConfig, around: Sequence[str]) -> VideoAdapter | N
     return resolve_name(videos)(model, *around) if videos else None
 
 
+FRAME_OPTIONS = ("num_frames", "fps")
+"""The options of a request that choose the frames of a video."""
+
+
+def wrong_option(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"mm_processor_kwargs: {problem}", param="mm_processor_kwargs")
+
+
+def given_options(options: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """The options of a request that are not null; those of `FRAME_OPTIONS` are checked. Raises `InvalidRequest` naming
+    the wrong option, and the known ones."""
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise wrong_option(f"{unknown[0]!r} is not known; this model takes {', '.join(known)}")
+    values = {name: value for name, value in options.items() if value is not None}
+    n, fps = values.get("num_frames"), values.get("fps")
+    if n is not None and (type(n) is not int or n < 1):
+        raise wrong_option("num_frames must be a whole number, at least 1")
+    if fps is not None and (type(fps) not in (int, float) or not 0 < fps <= 1000):
+        raise wrong_option("fps must be a number over 0 and at most 1000")
+    if n is not None and fps is not None:
+        raise wrong_option("fps and num_frames exclude each other")
+    return values
+
+
 def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageAdapter:
     """The `configured` method of a family without options. Raises `InvalidRequest` if options are given."""
     if options:
-        raise InvalidRequest(
-            f"mm_processor_kwargs: this model takes none, not {', '.join(map(repr, options))}",
-            param="mm_processor_kwargs",
-        )
+        raise wrong_option(f"this model takes none, not {', '.join(map(repr, options))}")
     return adapter
 
 
@@ -146,9 +180,10 @@ def content_key(picture: Picture, pixels: Pixels, parameters: bytes, weights: by
     return _digest((head, parameters, weights), pixels)
 
 
-def frames_key(pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
-    """The key of the embedding of a video's frames that are encoded together, made like `content_key`."""
-    head = f"frames|{'x'.join(map(str, pixels.shape))}|{dtype}|".encode()
+def frames_key(pixels: Pixels, n_tokens: int, parameters: bytes, weights: bytes, dtype: str) -> bytes:
+    """The key of the embedding, of `n_tokens` rows, of a video's frames that are encoded together, made like
+    `content_key`."""
+    head = f"frames|{'x'.join(map(str, pixels.shape))}|{n_tokens}|{dtype}|".encode()
     return _digest((head, parameters, weights), pixels)
 
 

@@ -11,13 +11,19 @@ import msgspec
 import numpy as np
 
 from hydrainfer.checkpoint import BUDGETS, BudgetSettings, BudgetVideoSettings, ModelConfig
-from hydrainfer.core import InvalidRequest
-from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, VideoAdapter, VideoShape
+from hydrainfer.processor.pictures.adapter import (
+    FPS,
+    FRAME_OPTIONS,
+    ImageAdapter,
+    MediaItem,
+    VideoAdapter,
+    VideoShape,
+    given_options,
+    n_sampled,
+    wrong_option,
+)
 from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
-
-_FPS = 24.0  # assumed for a file without a frame rate
-_KNOWN = ("max_soft_tokens", "num_frames", "fps")
 
 
 class BudgetOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,19 +36,10 @@ class BudgetOptions(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> BudgetOptions:
         """The checked options of a request. Raises `InvalidRequest` naming the wrong option, and the known ones."""
-        unknown = [name for name in given if name not in _KNOWN]
-        if unknown:
-            raise _wrong(f"{unknown[0]!r} is not known; this model takes {', '.join(_KNOWN)}")
-        values = {name: value for name, value in given.items() if value is not None}
-        budget, n, fps = (values.get(name) for name in _KNOWN)
+        values = given_options(given, ("max_soft_tokens", *FRAME_OPTIONS))
+        budget = values.get("max_soft_tokens")
         if budget is not None and (type(budget) is not int or budget not in BUDGETS):
-            raise _wrong(f"max_soft_tokens must be one of {', '.join(map(str, BUDGETS))}")
-        if n is not None and (type(n) is not int or n < 1):
-            raise _wrong("num_frames must be a whole number, at least 1")
-        if fps is not None and (type(fps) not in (int, float) or not 0 < fps <= 1000):
-            raise _wrong("fps must be a number over 0 and at most 1000")
-        if n is not None and fps is not None:
-            raise _wrong("fps and num_frames exclude each other")
+            raise wrong_option(f"max_soft_tokens must be one of {', '.join(map(str, BUDGETS))}")
         return cls(**values)
 
 
@@ -93,17 +90,13 @@ class BudgetVideos:
         return BudgetVideos(s, whole=self._whole)
 
     def sample(self, video: VideoShape, max_frames: int) -> list[int]:
-        s, total = self.settings, video.n_frames
-        n = s.num_frames or total
-        if s.fps is not None:
-            n = max(1, int(total / (video.fps or _FPS) * s.fps))
-        n = min(n, max_frames, total)
+        total, n = video.n_frames, n_sampled(video, self.settings.num_frames, self.settings.fps, max_frames)
         return [i * total // n for i in range(n)]
 
     def items(self, video: VideoShape, indices: Sequence[int]) -> list[MediaItem]:
         s = self.settings
         h, w = _target(video.width, video.height, s.frames)
-        seconds = [int(i / (video.fps or _FPS)) for i in indices]
+        seconds = [int(i / (video.fps or FPS)) for i in indices]
         texts = [f"{t // 60:02d}:{t % 60:02d} {s.start}" for t in seconds]
         before = [texts[0], *(f" {text}" for text in texts[1:])]
         return [MediaItem(h * w, (1, h, w), before=text, after=s.end, whole=self._whole) for text in before]
@@ -141,7 +134,3 @@ def _target(width: int, height: int, s: BudgetSettings) -> tuple[int, int]:
 def _resized(width: int, height: int, s: BudgetSettings) -> ResizeTarget:
     h, w = _target(width, height, s)
     return ResizeTarget(w * s.factor, h * s.factor, s.resample, s.backend)
-
-
-def _wrong(problem: str) -> InvalidRequest:
-    return InvalidRequest(f"mm_processor_kwargs: {problem}", param="mm_processor_kwargs")

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from hydrainfer.checkpoint import GlmVideoSettings, ModelConfig
-from hydrainfer.processor.pictures.adapter import VideoShape
-from hydrainfer.processor.pictures.qwen_video import FPS, QwenVideos
+from hydrainfer.processor.pictures.adapter import FPS, VideoShape
+from hydrainfer.processor.pictures.qwen_video import QwenVideos
 
 _RATES = ((30, 3.0), (300, 1.0), (math.inf, 0.5))
 """For videos of up to so many seconds, the frame pairs per second that GLM-4.6V takes."""

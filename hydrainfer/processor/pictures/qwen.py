@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from hydrainfer.checkpoint import MAX_ASPECT, ModelConfig, PixelBounds, QwenSettings
-from hydrainfer.core import InvalidRequest, MediaError
-from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem
+from hydrainfer.core import MediaError
+from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, given_options, wrong_option
 from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 
@@ -32,21 +32,13 @@ class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, given: Mapping[str, Any], known: Sequence[str] = KNOWN) -> QwenOptions:
         """The checked options of a request. Raises `InvalidRequest` naming the wrong option, and the known ones."""
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            raise _wrong(f"{unknown[0]!r} is not known; this model takes {', '.join(known)}")
-        values = {name: value for name, value in given.items() if value is not None}
-        for name in ("min_pixels", "max_pixels", "num_frames", "max_frames"):
+        values = given_options(given, known)
+        for name in ("min_pixels", "max_pixels", "max_frames"):
             if name in values and not _is_count(values[name]):
-                raise _wrong(f"{name} must be a whole number, at least 1")
-        fps = values.get("fps")
-        if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= 1000):
-            raise _wrong("fps must be a number over 0 and at most 1000")
-        if "fps" in values and "num_frames" in values:
-            raise _wrong("fps and num_frames exclude each other")
+                raise wrong_option(f"{name} must be a whole number, at least 1")
         if "size" in values:
             if "min_pixels" in values or "max_pixels" in values:
-                raise _wrong("size and min_pixels or max_pixels exclude each other")
+                raise wrong_option("size and min_pixels or max_pixels exclude each other")
             values["size"] = _read_size(values["size"])
         return cls(**values)
 
@@ -57,9 +49,9 @@ class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
         most = self.size.most if self.size else self.max_pixels or max(default.most, least)
         least = least if self.size or self.min_pixels else min(least, most)
         if not least <= most:
-            raise _wrong(f"the least pixels ({least}) are more than the most ({most})")
+            raise wrong_option(f"the least pixels ({least}) are more than the most ({most})")
         if not factor**2 <= most <= limit:
-            raise _wrong(f"the most pixels of a picture must be between {factor**2} and {limit}, not {most}")
+            raise wrong_option(f"the most pixels of a picture must be between {factor**2} and {limit}, not {most}")
         return PixelBounds(least, most)
 
 
@@ -151,13 +143,9 @@ def check_aspect(width: int, height: int, shown: tuple[int, int] | None = None) 
 def _read_size(size: object) -> PixelBounds:
     edges = ("shortest_edge", "longest_edge")
     if not isinstance(size, Mapping) or set(size) != set(edges) or not all(_is_count(size[e]) for e in edges):
-        raise _wrong("size must be an object of shortest_edge and longest_edge, both numbers of pixels")
+        raise wrong_option("size must be an object of shortest_edge and longest_edge, both numbers of pixels")
     return PixelBounds(size["shortest_edge"], size["longest_edge"])
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _wrong(problem: str) -> InvalidRequest:
-    return InvalidRequest(f"mm_processor_kwargs: {problem}", param="mm_processor_kwargs")

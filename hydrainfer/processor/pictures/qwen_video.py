@@ -16,12 +16,11 @@ import msgspec
 import numpy as np
 
 from hydrainfer.checkpoint import ModelConfig, PixelBounds, QwenVideoSettings
-from hydrainfer.processor.pictures.adapter import MediaItem, VideoShape
+from hydrainfer.processor.pictures.adapter import FPS, MediaItem, VideoShape
 from hydrainfer.processor.pictures.media import ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 from hydrainfer.processor.pictures.qwen import KNOWN, QwenOptions, resize_in_time, smart_resize
 
-FPS = 24.0  # assumed for a file without a frame rate
 _JOINED_TOKENS = 1024  # maximum tokens of pairs that are encoded together; a single pair may have more
 
 

@@ -10,12 +10,17 @@ import msgspec
 import numpy as np
 
 from hydrainfer.checkpoint import ModelConfig, TileSettings
-from hydrainfer.core import InvalidRequest
-from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem
+from hydrainfer.processor.pictures.adapter import (
+    FRAME_OPTIONS,
+    ImageAdapter,
+    MediaItem,
+    given_options,
+    wrong_option,
+)
 from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 
-_KNOWN = ("crop_to_patches", "min_patches", "max_patches")
+TILE_OPTIONS = ("crop_to_patches", "min_patches", "max_patches", *FRAME_OPTIONS)
 
 
 class TileImages:
@@ -33,16 +38,13 @@ class TileImages:
         self._counts = sorted(counts, key=lambda count: count[0] * count[1])
 
     def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
-        values = {name: value for name, value in options.items() if value is not None}
-        unknown = [name for name in options if name not in _KNOWN]
-        if unknown:
-            raise _wrong(f"{unknown[0]!r} is not known; this model takes {', '.join(_KNOWN)}")
+        values = given_options(options, TILE_OPTIONS)
         tiles = values.get("crop_to_patches", self.settings.tiles)
         least, most = values.get("min_patches", self.settings.least), values.get("max_patches", self.settings.most)
         if not isinstance(tiles, bool):
-            raise _wrong("crop_to_patches must be true or false")
+            raise wrong_option("crop_to_patches must be true or false")
         if type(least) is not int or type(most) is not int or not 1 <= least <= most <= self._limit:
-            raise _wrong(f"min_patches and max_patches must be whole numbers, 1 to {self._limit}, in this order")
+            raise wrong_option(f"min_patches and max_patches must be whole numbers, 1 to {self._limit}, in this order")
         settings = msgspec.structs.replace(self.settings, tiles=tiles, least=least, most=most)
         return TileImages(settings, self._n_tokens, *self._around, self._limit)
 
@@ -89,7 +91,3 @@ def tile_images(model: ModelConfig, before: str = "", after: str = "") -> TileIm
 def internvl_images(model: ModelConfig) -> TileImages:
     """The adapter of an InternVL checkpoint, whose processor writes the texts around a picture itself."""
     return tile_images(model, "<img>", "</img>")
-
-
-def _wrong(problem: str) -> InvalidRequest:
-    return InvalidRequest(f"mm_processor_kwargs: {problem}", param="mm_processor_kwargs")

@@ -26,12 +26,14 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 @dataclass(frozen=True, slots=True)
 class VideoInput:
     """The placeholder and adapter of videos, with fields as in `ImageInput`. `row_id`: the id that stands for one
-    embedding, where that is the one of pictures."""
+    embedding, where that is the one of pictures. `lead`: a text that stands before the placeholder in a prompt, so that
+    both are tokenised with what is before them."""
 
     adapter: VideoAdapter
     placeholder: str
     token_id: int
     row_id: int
+    lead: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +181,14 @@ def _image_input(path: Path, config: ModelConfig, tokenizer: Any) -> ImageInput 
         for token, (kind, end) in zip(config.around, product(("vision", "video"), ("start", "end")))
     )
     marks = tuple(_known(path, tokenizer.backend_tokenizer, mark) for mark in config.vision.marks)
+    family, video = family_of(config), None
     videos = video_adapter(config, around)
-    family = family_of(config)
-    row_id = config.media_tokens[0 if family.framed_videos else -1]
-    video = VideoInput(videos, texts[1], config.media_tokens[1], row_id) if videos is not None else None
+    if videos is not None:
+        if family.video_token:
+            texts.append(_known(path, tokenizer.backend_tokenizer, family.video_token, "videos"))
+        token_id = tokenizer.convert_tokens_to_ids(texts[1])
+        row_id = config.media_tokens[0] if family.framed_videos else token_id
+        video = VideoInput(videos, texts[1], token_id, row_id, family.video_lead)
     parts = {"start": around[0] if around else "", "picture": texts[0], "end": around[-1] if around else ""}
     mark = family.mark.format(**parts) if family.frame else ""
     framed = family.frame.format(**parts)
@@ -197,10 +203,10 @@ def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:
     return text
 
 
-def _known(path: Path, tokenizer: Any, mark: str) -> str:
-    """A mark of pictures, which is one token. Raises `CheckpointError`."""
+def _known(path: Path, tokenizer: Any, mark: str, noun: str = "pictures") -> str:
+    """A mark of pictures, or of videos, which is one token. Raises `CheckpointError`."""
     if tokenizer.encode(mark, add_special_tokens=False).ids != [tokenizer.token_to_id(mark)]:
-        raise CheckpointError(f"{path / 'tokenizer.json'} has no token {mark}, which this model's pictures need")
+        raise CheckpointError(f"{path / 'tokenizer.json'} has no token {mark}, which this model's {noun} need")
     return mark
 
 

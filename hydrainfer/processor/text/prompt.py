@@ -61,11 +61,14 @@ def check_text(text: str, model: ModelDescription, param: str) -> None:
 
 
 def encode(text: str, model: ModelDescription, *, add_special: bool | None = None) -> list[int]:
-    """The token ids of a text, in which the template's marks of pictures are replaced by the framed placeholders.
+    """The token ids of a text, in which the template's marks of pictures are replaced by the framed placeholders, and
+    videos get their lead.
     `add_special=None`: add the tokenizer's special tokens unless the text begins with BOS already. A lone surrogate,
     which JSON within a text may escape, becomes a question mark."""
     if model.images is not None and model.images.mark:
         text = text.replace(model.images.mark, model.images.framed)
+    if model.images is not None and model.images.video is not None and model.images.video.lead:
+        text = text.replace(model.images.video.placeholder, model.images.video.lead + model.images.video.placeholder)
     if add_special is None:
         add_special = not (model.bos and text.startswith(model.bos))
     text = text.encode("utf-8", "replace").decode()
@@ -153,12 +156,11 @@ def in_order(ids: Sequence[int], parts: Sequence[T], token_id: Callable[[T], int
 def check_ids(ids: Sequence[int], model: ModelDescription, *, with_media: bool = False) -> None:
     """Check the token ids that a client sent. `with_media`: placeholders are allowed. Raises `InvalidRequest`."""
     n = model.vocabulary.n_tokens
-    bad = next((i for i in ids if not 0 <= i < n), None)
+    known = model.images.token_ids if model.images is not None else ()
+    bad = next((i for i in ids if not 0 <= i < n and not (with_media and i in known)), None)
     if bad is not None:
         raise InvalidRequest(f"prompt holds token id {bad}, but the vocabulary has ids 0 to {n - 1}", param="prompt")
-    if with_media:
-        return
-    media = set(model.images.token_ids if model.images is not None else ()) & set(ids)
+    media = set() if with_media else set(known) & set(ids)
     if media:
         raise InvalidRequest(
             f"prompt holds the image token id {min(media)}; send pictures through /v1/chat/completions", param="prompt"

@@ -74,7 +74,7 @@ def prepare_video(
 
     arrays = adapter.pixels(video.shape, video.read(indices, FrameSize(target.width, target.height, made)))
     return tuple(
-        Encodable(item, frames_key(pixels, adapter.parameters, *seal), pixels)
+        Encodable(item, frames_key(pixels, item.n_tokens, adapter.parameters, *seal), pixels)
         for item, pixels in zip(items, arrays, strict=True)
     )
 

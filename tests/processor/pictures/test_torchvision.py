@@ -18,12 +18,14 @@ from hydrainfer.checkpoint import (
     PixtralSettings,
     QwenSettings,
     QwenVideoSettings,
+    SquareVideoSettings,
     TileSettings,
 )
 from hydrainfer.models.picture import Normalising
 from hydrainfer.ops.build import build_resampler
 from hydrainfer.processor import MediaLimits, VideoReading
 from hydrainfer.processor.messages import VideoPart
+from hydrainfer.processor.pictures.adapter import MediaItem, VideoShape
 from hydrainfer.processor.pictures.anyres import AnyresImages, AnyresSettings
 from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.idefics import IdeficsImages
@@ -31,6 +33,7 @@ from hydrainfer.processor.pictures.media import from_image
 from hydrainfer.processor.pictures.pixtral import PixtralImages
 from hydrainfer.processor.pictures.qwen import QwenImages
 from hydrainfer.processor.pictures.qwen_video import QwenVideos
+from hydrainfer.processor.pictures.square_video import SquareVideos
 from hydrainfer.processor.pictures.tiles import TileImages
 from hydrainfer.processor.workers.prepare import Seal, prepare_video
 from tests.equivalence.reference import photo
@@ -107,6 +110,21 @@ CASES = {
         {"size": {"shortest_edge": 112 * 112, "longest_edge": 400 * 400}},
     ),
 }
+SQUARES = {
+    "internvl, videos": (f"{MODELS}.internvl.video_processing_internvl:InternVLVideoProcessor", {"size": SQUARE}),
+    "internvl, videos, first frame": (
+        f"{MODELS}.internvl.video_processing_internvl:InternVLVideoProcessor",
+        {"size": SQUARE, "initial_shift": False},
+    ),
+    "internvl, videos, shifted": (
+        f"{MODELS}.internvl.video_processing_internvl:InternVLVideoProcessor",
+        {"size": SQUARE, "initial_shift": 0.9},
+    ),
+    "llava-onevision, videos": (
+        f"{MODELS}.llava_onevision.video_processing_llava_onevision:LlavaOnevisionVideoProcessor",
+        {"size": SQUARE, "image_mean": [0.5, 0.4, 0.6]},
+    ),
+}
 VIDEOS = {  # Qwen2.5-VL has the processor of Qwen2-VL
     "qwen2-vl, videos": (
         f"{MODELS}.qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor",
@@ -131,6 +149,17 @@ def videos() -> dict[str, np.ndarray]:
     return found
 
 
+def lengths() -> dict[str, np.ndarray]:
+    """Videos of which only the frames are chosen, as `torchvision_reference` takes them, by name. At most 300 are: of
+    more, torch's numbers depend on the width of the machine's vectors."""
+    rng, found = np.random.default_rng(5), {"one": (1, 25, 1, 0), "all": (8, 25, 8, 0)}
+    for i in range(150):
+        n, rate = int(rng.integers(1, 4000)), float(rng.uniform(5, 120))
+        wanted = (0, max(float(rng.uniform(0, min(1, 300 / n))), 1.01 / n) * rate)
+        found[f"length {i}"] = (n, rate, *(wanted if i % 2 else (int(rng.integers(1, min(n, 300) + 1)), 0)))
+    return {name: np.array(four, np.float64) for name, four in found.items()}
+
+
 def pictures() -> dict[str, np.ndarray]:
     found = {}
     for n, (width, height) in enumerate(SIZES):
@@ -147,8 +176,9 @@ def references(tmp_path_factory):
     folder = tmp_path_factory.mktemp("torchvision")
     cases, given, results = folder / "cases.json", folder / "pictures.npz", folder / "results.npz"
     options = {name: (where, without_name(how)) for name, (where, how) in (CASES | VIDEOS).items()}
+    options |= {name: (*case, True) for name, case in SQUARES.items()}
     cases.write_text(json.dumps(options))
-    np.savez(given, **pictures(), **videos())
+    np.savez(given, **pictures(), **videos(), **lengths())
     command = [sys.executable, "-m", "tests.processor.pictures.torchvision_reference"]
     subprocess.run([*command, FOLDER, cases, given, results], check=True, cwd=ROOT)
     with np.load(results) as made:
@@ -224,3 +254,23 @@ def test_frames_of_videos_equal_torchvisions_processor(times, references):
         rows = [patches(normalised(torch.from_numpy(each.pixels)), settings.frames) for each in made]
         theirs = references[f"{case}|{name}"]
         assert theirs.dtype == np.float32 and np.array_equal(np.concatenate(rows), theirs), (times, name)
+
+
+@pytest.mark.parametrize("case", SQUARES)
+def test_frames_that_are_one_square_are_chosen_and_made_as_by_torchvisions_processor(case, references):
+    _, options = SQUARES[case]
+    settings = SquareVideoSettings.read(options, 56, ClipSettings.read(options), 8, shifted="internvl" in case)
+    adapter = SquareVideos(settings, 56, lambda *_: MediaItem(4))
+    reading = VideoReading(resampler=build_resampler("resample_int16"))
+    normalised = Normalising(settings.frames, torch.device("cpu"))
+    for name, frames in videos().items():
+        made = prepare_video(VideoPart(frames, ""), adapter, reading, Seal(b"", ""), len(frames))
+        pixels = torch.cat([normalised(torch.from_numpy(each.pixels)) for each in made])
+        theirs = references[f"{case}|{name}"][0]  # [frames, 3, height, width]
+        assert theirs.dtype == np.float32 and np.array_equal(pixels.permute(0, 3, 1, 2).numpy(), theirs), name
+    for name, four in lengths().items():
+        n, rate, n_wanted, fps = four.tolist()
+        chosen = adapter.configured({"num_frames": int(n_wanted) or None, "fps": fps or None})
+        found = chosen.sample(VideoShape(int(n), rate, 64, 48), 10_000)
+        theirs = [i for i in references[f"{case}|{name}"].tolist() if i < n]  # rounding may add one that is not there
+        assert found == theirs, (name, n, rate, n_wanted, fps)
