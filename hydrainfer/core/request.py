@@ -194,11 +194,12 @@ class MediaSpan(msgspec.Struct, frozen=True, omit_defaults=True):
     of its embedding. `key`: the content key of its embedding. `pixels`: a reference to its array, which travels outside
     the message. `grid`: what the vision tower needs besides the pixels: for models with multimodal rotary positions
     (frames, rows, columns) of its tokens; for LLaVA-NeXT (rows of tiles, rows of patches, columns of patches), both
-    without padding. `times`: the positions of its frames in time, () for 0, 1, ...; `joined`: it continues the span
-    before it, so that its positions count from the same origin. `whole`: its tokens see each other in both directions,
-    so that one chunk must have all of them. `gaps`: the other tokens between its placeholders, () for none, as pairs
-    (row, n): before the placeholder of this row, the span has `n` other tokens in all. A span begins and ends with a
-    placeholder, so 0 < row < `n_tokens`, and both numbers ascend.
+    without padding, and for frames of LLaVA-OneVision's videos (0, 0, newlines behind it). `times`: the positions of
+    its frames in time, () for 0, 1, ...; `joined`: it continues the span before it, so that its positions count from
+    the same origin. `whole`: its tokens see each other in both directions, so that one chunk must have all of them.
+    `gaps`: the other tokens between its placeholders, () for none, as pairs (row, n): before the placeholder of this
+    row, the span has `n` other tokens in all. A span begins and ends with a placeholder, so 0 < row < `n_tokens`, and
+    both numbers ascend.
 
         start=5, n_tokens=5, gaps=((2, 1), (4, 3)), end=13     position  5  6  7  8  9 10 11 12
                                                                     row  0  1  -  2  3  -  -  4

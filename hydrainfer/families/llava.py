@@ -22,6 +22,7 @@ from hydrainfer.checkpoint import (
     Names,
     PixelBackend,
     Served,
+    SquareVideoSettings,
     TowerConfig,
     VisionConfig,
     VisionShape,
@@ -35,6 +36,8 @@ from hydrainfer.families.mistral3 import PIXTRAL
 Points = tuple[tuple[int, int], ...]
 _MUCH_MORE = 1.1
 CLIP, SIGLIP = ("clip_vision_model", "clip"), ("siglip_vision_model",)
+FRAME, LAST_FRAME = (0, 0, 0), (0, 0, 1)
+"""The grid of a frame of a video, which has no tiles; a newline follows the last one."""
 PINPOINTS: Points = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
 
@@ -43,12 +46,19 @@ class AnyresConfig(VisionConfig):
     """The vision tower of LLaVA-NeXT, whose `tower` encodes a picture whole and in tiles. `pinpoints`: each (height,
     width) in pixels that a picture may be resized to, multiples of the tower's square. `most`: the most squares' worth
     of rows that the tiles have, about; 0 for no limit. `alone`: only the picture of a prompt that has no other is cut
-    into tiles."""
+    into tiles. `videos`: their preprocessing, None if the model takes none."""
 
     tower: TowerConfig
     pinpoints: Points
     most: int = 0
     alone: bool = False
+    videos: SquareVideoSettings | None = None
+
+    @property
+    def frame_side(self) -> int:
+        """The side of a frame of a video, in rows of its embedding: two patches become one row, and a last one alone,
+        too."""
+        return -(-self.tower.side // 2)
 
     @cached_property
     def tokens(self) -> int:
@@ -64,7 +74,8 @@ class AnyresConfig(VisionConfig):
         return shrunk(rows, columns, self.most * self.tower.patches)
 
     def by(self, backend: PixelBackend) -> Self:
-        return replace(self, tower=self.tower.by(backend))
+        videos = None if self.videos is None else self.videos.by(backend)
+        return replace(self, tower=self.tower.by(backend), videos=videos)
 
     def shape(self, width: int, fit: Fit) -> VisionShape:
         """The tower for a picture and its tiles, each a square; padding is removed after the tower. Patches per token

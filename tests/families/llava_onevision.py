@@ -13,8 +13,8 @@ from PIL import Image
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
 from tests.checkpoints import VOCAB, byte_level_pairs, make_picture, randomise, save_model
-from tests.equivalence.reference import Reference
-from tests.families.chats import PICTURES, TEXTS
+from tests.equivalence.reference import Frames, Reference
+from tests.families.chats import PICTURES, SQUARE_VIDEOS, TEXTS
 from tests.families.sample import SEEING, Sample
 
 SIDE = 42  # of a tile: 3 x 3 patches
@@ -23,7 +23,7 @@ LIMIT = "anyres_max_4"  # most pictures of the tests have more tiles than this
 MARKS = ("<image>", "<video>")
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' }}{% for p in m['content'] %}"
-    "{% if p['type'] == 'image' %}{{ '<image>\n' }}{% else %}{{ p['text'] }}{% endif %}{% endfor %}"
+    "{% if p['type'] == 'text' %}{{ p['text'] }}{% else %}{{ '<' + p['type'] + '>\n' }}{% endif %}{% endfor %}"
     "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 TEXT = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
@@ -83,7 +83,7 @@ def _scale(model, seed: int) -> None:
 
 
 class Processor(LlavaOnevisionProcessor):
-    """transformers' own, without a processor of videos, which needs torchvision."""
+    """transformers' own, but for the processor of videos, which needs torchvision."""
 
     def check_argument_for_proper_class(self, argument_name, argument):
         pass
@@ -92,9 +92,14 @@ class Processor(LlavaOnevisionProcessor):
     def from_pretrained(cls, path: Path, backend: str = "pil") -> Processor:
         assert backend == "pil"
         config = json.loads((path / "config.json").read_text())
+        pictures = transformers.LlavaOnevisionImageProcessorPil.from_pretrained(path)
+        frames = transformers.CLIPImageProcessorPil(
+            size=pictures.size, do_center_crop=False, image_mean=pictures.image_mean, image_std=pictures.image_std
+        )
         return cls(
-            transformers.LlavaOnevisionImageProcessorPil.from_pretrained(path),
+            pictures,
             transformers.AutoTokenizer.from_pretrained(path),
+            Frames(frames),
             num_image_tokens=(config["vision_config"]["image_size"] // config["vision_config"]["patch_size"]) ** 2,
             vision_feature_select_strategy="full",
             vision_aspect_ratio=config["vision_aspect_ratio"],
@@ -109,9 +114,12 @@ class OnevisionReference(Reference):
         super().__init__(path, Processor, transformers.LlavaOnevisionForConditionalGeneration)
 
     def inputs(self, messages: list[dict]) -> dict[str, Any]:
-        pictures = [p["image"].convert("RGB") for m in messages for p in m["content"] if p["type"] == "image"]
+        parts = [part for m in messages for part in m["content"]]
+        pictures = [part["image"].convert("RGB") for part in parts if part["type"] == "image"]
+        videos = [part["video"] for part in parts if part["type"] == "video"]
         text = self.processor.apply_chat_template(messages, chat_template=self.template, add_generation_prompt=True)
-        return self.processor(text=[text], images=[pictures] if pictures else None, return_tensors="pt")
+        given = {"videos": videos} if videos else {}
+        return self.processor(text=[text], images=[pictures] if pictures else None, return_tensors="pt", **given)
 
 
 def expanded(path: Path) -> Callable[[int, int], list[int]]:
@@ -127,7 +135,7 @@ SAMPLES = {
     "llava-onevision": Sample(
         make_onevision,
         OnevisionReference,
-        TEXTS | PICTURES,
+        TEXTS | PICTURES | SQUARE_VIDEOS,
         (*SEEING, "2E1P2D"),
         variants={
             "": {},

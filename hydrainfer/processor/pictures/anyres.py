@@ -12,7 +12,13 @@ import numpy as np
 
 from hydrainfer.checkpoint import ClipSettings, ModelConfig
 from hydrainfer.families.llava import AnyresConfig, best_pinpoint, shrunk
-from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, without_options
+from hydrainfer.processor.pictures.adapter import (
+    FRAME_OPTIONS,
+    ImageAdapter,
+    MediaItem,
+    given_options,
+    without_options,
+)
 from hydrainfer.processor.pictures.clip import squared
 from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
@@ -22,7 +28,8 @@ class AnyresSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The resolved preprocessor_config.json. `tile`: side of the tower's square; `pinpoints`: each (height, width) that
     a picture may be resized to, multiples of `tile`; `patch`: side of a patch. All in pixels. `clip`: how squares are
     resized and, on the device, rescaled and normalised. `most` and `alone`: see `AnyresConfig`. `whole`: the picture is
-    one of several in its prompt, so it is only made square, with a border in the mean colour."""
+    one of several in its prompt, so it is only made square, with a border in the mean colour. `videos`: the model takes
+    videos, whose options a request may have."""
 
     tile: int
     patch: int
@@ -31,6 +38,7 @@ class AnyresSettings(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 0
     alone: bool = False
     whole: bool = False
+    videos: bool = False
 
 
 class _Canvas(NamedTuple):
@@ -49,7 +57,10 @@ class AnyresImages:
         self._side = settings.tile // settings.patch  # patches
 
     def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
-        return without_options(options, self)
+        if not self.settings.videos:
+            return without_options(options, self)
+        given_options(options, FRAME_OPTIONS)
+        return self
 
     def among(self, n_pictures: int) -> ImageAdapter:
         """`Counting.among`."""
@@ -112,5 +123,6 @@ def anyres_images(model: ModelConfig) -> AnyresImages:
             clip=tower.pixels,
             most=c.most,
             alone=c.alone,
+            videos=c.videos is not None,
         )
     )

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from hydrainfer.checkpoint import ModelConfig, SquareVideoSettings
+from hydrainfer.families.llava import FRAME, LAST_FRAME, AnyresConfig
 from hydrainfer.processor.pictures.adapter import (
     FRAME_OPTIONS,
     MediaItem,
@@ -72,10 +73,23 @@ class SquareVideos:
         return list(frames[:, None])
 
 
+def onevision_videos(model: ModelConfig) -> SquareVideos:
+    """The video adapter of a LLaVA-OneVision checkpoint."""
+    c: AnyresConfig = model.vision
+    assert c.videos is not None
+    return SquareVideos(c.videos, c.tower.image_size, partial(_in_a_row, c.frame_side**2))
+
+
 def internvl_videos(model: ModelConfig) -> SquareVideos:
     """The video adapter of an InternVL checkpoint."""
     tower = model.vision
     return SquareVideos(tower.videos, tower.image_size, partial(_numbered, tower.square_tokens), TILE_OPTIONS)
+
+
+def _in_a_row(n_tokens: int, i: int, n: int) -> MediaItem:
+    """A frame that follows the one before it at once. The last has a newline."""
+    last = i == n - 1
+    return MediaItem(n_tokens + last, LAST_FRAME if last else FRAME, joined=i > 0)
 
 
 def _numbered(n_tokens: int, i: int, n: int) -> MediaItem:  # noqa: ARG001

@@ -1,9 +1,10 @@
-"""Videos whose frames are single squares, of InternVL: their prompts, their frames, and what is refused. The pixels and
-the choice of frames are compared with transformers in `test_torchvision.py`."""
+"""Videos whose frames are single squares, of InternVL and LLaVA-OneVision: their prompts, their frames, and what is
+refused. The pixels and the choice of frames are compared with transformers in `test_torchvision.py`."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,38 +14,44 @@ from hydrainfer.core import CheckpointError, InvalidRequest, SamplingParams
 from hydrainfer.families import read_config
 from hydrainfer.processor import ChatOptions, PixelStore, Processor, load_description, parse_messages
 from hydrainfer.processor.pictures.adapter import VideoShape
-from tests.families import internvl
+from tests.families import internvl, llava_onevision
 from tests.families.chats import text, user, video
 from tests.pillow import described
+from tests.processor.video.videos import all_frames, make_video
 
 pytestmark = pytest.mark.cpu
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
-MAKERS = {"internvl": internvl.make_internvl}
+FAMILIES = {
+    "internvl": (internvl, internvl.make_internvl),
+    "onevision": (llava_onevision, llava_onevision.make_onevision),
+}
 FILES = ("config.json", "preprocessor_config.json")
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    return {name: make(tmp_path_factory.mktemp(name)) for name, make in MAKERS.items()}
+    return {name: make(tmp_path_factory.mktemp(name)) for name, (_, make) in FAMILIES.items()}
 
 
-def processor_of(path, store=None):
-    return Processor(described(path), store or PixelStore(1 << 28), weights=b"", dtype="float32")
+def processor_of(path):
+    return Processor(described(path), PixelStore(1 << 28), weights=b"", dtype="float32")
 
 
-def test_prompts_of_many_lengths_and_sizes_are_those_of_transformers(checkpoints):
-    """Also where the text before a video and the name of its first frame become one token."""
-    path, sizes = checkpoints["internvl"], [(1, 1), (2, 99), (300, 3), (56, 56), (130, 90)]
-    ours, theirs = processor_of(path), internvl.Processor.from_pretrained(path)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prompts_of_many_lengths_and_sizes_are_those_of_transformers(checkpoints, name):
+    """InternVL's also where the text before a video and the name of its first frame become one token."""
+    path, sizes = checkpoints[name], [(1, 1), (2, 99), (300, 3), (56, 56), (130, 90)]
+    ours, theirs = processor_of(path), FAMILIES[name][0].Processor.from_pretrained(path)
     for i, n in enumerate((1, 2, 9, 10, 11, 33)):
         height, width = sizes[i % len(sizes)]
         for before in ("", "x", "Look: ", "a (", "12\n"):
             messages = [user(*([text(before)] if before else []), video(n, n, height, width, 1.0), text("? "))]
             shown = theirs.apply_chat_template(messages, add_generation_prompt=True)
-            want = theirs(text=shown, videos=[messages[0]["content"][-2]["video"]])["input_ids"][0]
+            want = theirs(text=[shown], videos=[messages[0]["content"][-2]["video"]])["input_ids"][0]
             (request,) = ours.chat("r", parse_messages(messages, local=True), GREEDY).requests
             assert list(request.prompt_ids) == list(want), (n, before)
-            assert [m.n_tokens for m in request.media] == [4] * n
+            newline = name == "onevision"
+            assert [m.n_tokens for m in request.media] == [4] * (n - 1) + [4 + newline]
 
 
 def test_a_text_prompt_names_the_first_frame_and_one_of_ids_has_to(tmp_path):
@@ -62,7 +69,7 @@ def test_a_text_prompt_names_the_first_frame_and_one_of_ids_has_to(tmp_path):
         processor.complete("r", ids, GREEDY)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
     ("options", "n", "rate", "frames"),
     [
@@ -81,7 +88,7 @@ def test_short_videos_and_odd_options(checkpoints, name, options, n, rate, frame
     assert len(adapter.configured({"fps": 1000}).sample(VideoShape(5000, 25.0, 64, 48), 300)) == 300
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -101,7 +108,7 @@ def test_options_that_make_no_sense_are_refused(checkpoints, name, options, says
             processor.chat("r", parse_messages([user(part)], local=True), GREEDY, options=ChatOptions(media=options))
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
@@ -151,11 +158,40 @@ def test_what_a_file_says_of_the_frames_counts(checkpoints, tmp_path):
     assert settings(initial_shift=None, fps=None) == (8, None, "half")
 
 
-def test_a_frame_and_a_picture_have_keys_of_their_own(checkpoints):
-    path, store = checkpoints["internvl"], PixelStore(1 << 28)
-    clip = video(5, 2, 56, 56, 1.0)
-    clip["video"][1] = clip["video"][0]
-    parts = (clip, {"type": "image", "image": Image.fromarray(np.array(clip["video"][0]))})
-    (request,) = processor_of(path, store).chat("r", parse_messages([user(*parts)], local=True), GREEDY).requests
-    keys = [m.key for m in request.media]
-    assert keys[0] == keys[1] != keys[2]
+@pytest.mark.parametrize(
+    ("name", "options", "n"), [("internvl", {}, 8), ("onevision", {}, 32), ("internvl", {"fps": 1}, 4)]
+)
+def test_frames_of_a_file_are_those_that_are_chosen(checkpoints, name, options, n):
+    """Of 40 frames in 4 s."""
+    data, processor = make_video("mpeg4"), processor_of(checkpoints[name])
+    chat = parse_messages([user({"type": "video", "video": data}, text("?"))], local=True)
+    (request,) = processor.chat("r", chat, GREEDY, options=ChatOptions(media=options)).requests
+    shape, adapter = VideoShape(40, 10.0, 96, 64), processor.model.images.video.adapter.configured(options)
+    chosen, target, frames = adapter.sample(shape, 768), adapter.resized(shape, n), all_frames(data)
+    assert len(set(chosen)) == len(request.media) == n
+    want = [target.resized(Image.fromarray(frames[i])) for i in chosen]
+    assert np.array_equal(np.concatenate([processor.pixels.get(m.pixels) for m in request.media]), np.stack(want))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_equal_frames_have_one_key_unless_a_newline_follows(checkpoints, name):
+    """That of an equal picture is another one."""
+    clip = video(5, 3, 56, 56, 1.0)
+    clip["video"][:] = clip["video"][0]
+    parts = (clip, {"type": "image", "image": Image.fromarray(clip["video"][0])})
+    messages = parse_messages([user(*parts)], local=True)
+    (request,) = processor_of(checkpoints[name]).chat("r", messages, GREEDY).requests
+    first, second, third, picture = (m.key for m in request.media)
+    assert first == second and picture not in (first, third)
+    assert (second == third) == (name == "internvl")
+
+
+def test_a_frame_has_half_the_published_towers_side(checkpoints):
+    """As transformers' processor counts, of 27 x 27 patches."""
+    theirs = llava_onevision.Processor.from_pretrained(checkpoints["onevision"])
+    theirs.num_image_tokens = 27 * 27
+    c = read_config(checkpoints["onevision"]).vision
+    c = replace(c, tower=replace(c.tower, image_size=384))
+    for n in (1, 2, 8, 32):
+        want = theirs.replace_video_token({"pixel_values_videos": [np.empty((n, 0))]}, 0).count("<video>")
+        assert n * c.frame_side**2 + 1 == want == 196 * n + 1
