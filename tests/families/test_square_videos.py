@@ -62,6 +62,7 @@ def test_turns_in_small_chunks_that_reuse_what_was_computed(name, n_chunk, paths
             prompt_ids, ids, gaps = reference.greedy(chat[:n], GREEDY.max_tokens)
             (out,) = llm.chat(chat[:n], GREEDY, use_tqdm=False)
             assert list(out.prompt_token_ids) == prompt_ids
+            assert out.prompt.count("<video>") == (n + 1) // 2 * (name == "llava-onevision")
             tally.add(f"{name}/{n}", list(out.outputs[0].token_ids), ids, gaps)
         assert parts(llm).engine.stats().tokens_found > 20, "of the first turn"
     tally.check()

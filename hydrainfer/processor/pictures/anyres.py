@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,8 +28,7 @@ class AnyresSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The resolved preprocessor_config.json. `tile`: side of the tower's square; `pinpoints`: each (height, width) that
     a picture may be resized to, multiples of `tile`; `patch`: side of a patch. All in pixels. `clip`: how squares are
     resized and, on the device, rescaled and normalised. `most` and `alone`: see `AnyresConfig`. `whole`: the picture is
-    one of several in its prompt, so it is only made square, with a border in the mean colour. `videos`: the model takes
-    videos, whose options a request may have."""
+    one of several in its prompt, so it is only made square, with a border in the mean colour."""
 
     tile: int
     patch: int
@@ -38,7 +37,6 @@ class AnyresSettings(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 0
     alone: bool = False
     whole: bool = False
-    videos: bool = False
 
 
 class _Canvas(NamedTuple):
@@ -51,22 +49,23 @@ class _Canvas(NamedTuple):
 class AnyresImages:
     """An `ImageAdapter`. A picture's grid is (rows of tiles; rows, columns of patches without padding)."""
 
-    def __init__(self, settings: AnyresSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: AnyresSettings, known: Sequence[str] = ()) -> None:
+        """`known`: the options of a request, which are those of its videos."""
+        self.settings, self._known = settings, known
         self.parameters = b"anyres|" + msgspec.json.encode(settings)
         self._side = settings.tile // settings.patch  # patches
 
     def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
-        if not self.settings.videos:
+        if not self._known:
             return without_options(options, self)
-        given_options(options, FRAME_OPTIONS)
+        given_options(options, self._known)
         return self
 
     def among(self, n_pictures: int) -> ImageAdapter:
         """`Counting.among`."""
         if n_pictures == 1 or not self.settings.alone:
             return self
-        return AnyresImages(msgspec.structs.replace(self.settings, whole=True))
+        return AnyresImages(msgspec.structs.replace(self.settings, whole=True), self._known)
 
     def fit(self, width: int, height: int) -> MediaItem:
         """One token per patch of the whole picture, then for each row of patches of the tiles, without padding, one
@@ -123,6 +122,6 @@ def anyres_images(model: ModelConfig) -> AnyresImages:
             clip=tower.pixels,
             most=c.most,
             alone=c.alone,
-            videos=c.videos is not None,
-        )
+        ),
+        FRAME_OPTIONS if c.videos is not None else (),
     )

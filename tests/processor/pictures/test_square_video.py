@@ -4,6 +4,7 @@ refused. The pixels and the choice of frames are compared with transformers in `
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,7 @@ def test_a_text_prompt_names_the_first_frame_and_one_of_ids_has_to(tmp_path):
 )
 def test_short_videos_and_odd_options(checkpoints, name, options, n, rate, frames):
     adapter = load_description(checkpoints[name]).images.video.adapter.configured(options)
+    adapter = pickle.loads(pickle.dumps(adapter))  # as it reaches the workers
     wanted = frames if isinstance(frames, list) else frames[name]
     assert adapter.sample(VideoShape(n, rate, 64, 48), 768) == wanted
     assert len(adapter.configured({"fps": 1000}).sample(VideoShape(5000, 25.0, 64, 48), 300)) == 300
