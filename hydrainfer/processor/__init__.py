@@ -20,6 +20,7 @@ from hydrainfer.processor.messages import (
 )
 from hydrainfer.processor.pictures import (
     ClipImages,
+    Counting,
     ImageAdapter,
     InnerText,
     MediaItem,
@@ -61,6 +62,7 @@ __all__ = [
     "ChatMessage",
     "ChatOptions",
     "ClipImages",
+    "Counting",
     "Detokenizer",
     "Encodable",
     "FetchLimits",

@@ -13,8 +13,7 @@ from hydrainfer.families import read_config
 from hydrainfer.planner.costs import blocks_of, cost_of, read_hardware
 from hydrainfer.planner.inputs import shape_of
 from hydrainfer.planner.simulation.simulator import InstanceModel
-from hydrainfer.processor import image_adapter
-from hydrainfer.processor.pictures import Counting
+from hydrainfer.processor import Counting, image_adapter
 from hydrainfer.scheduler import Budgets
 from tests.planner.simulation.test_schedule_equality import check_equal
 from tests.scheduler.fakes import shown_ids
