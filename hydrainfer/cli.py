@@ -19,10 +19,10 @@ try:
     import typer
     from rich.console import Console
     from rich.markup import escape
-    from typer.core import TyperGroup
+    from typer.core import TyperCommand, TyperGroup
 
     from hydrainfer import benching, builtin, profiling, storing
-    from hydrainfer.config import ServeConfig, load, read_layout, stores_of
+    from hydrainfer.config import Loaded, ServeConfig, load, of_vllm, read_layout, stores_of
     from hydrainfer.core import HydraError
     from hydrainfer.flags import with_flags
     from hydrainfer.machine import let_threads_spin, limit_compiled_products
@@ -71,25 +71,37 @@ def options(
     """Serve vision-language models behind an OpenAI-style API."""
 
 
-@app.command()
+class _Serve(TyperCommand):
+    """`serve`, which takes the options of `vllm serve`, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest, ctx.obj = of_vllm(args)
+        return super().parse_args(ctx, rest)
+
+
+@app.command(cls=_Serve)
 @with_flags(ServeConfig, "model", as_text=True)
-def serve(config_file: _ConfigFile = None, **flags: str | None) -> None:
-    """Start an OpenAI-style server for one model."""
-    loaded, console = load({k: v for k, v in flags.items() if v is not None}, config_file, os.environ), Console()
-    _begin(loaded.config, console)
+def serve(ctx: typer.Context, config_file: _ConfigFile = None, **flags: str | None) -> None:
+    """Start an OpenAI-style server for one model. Options of `vllm serve` are taken, too (docs/vllm.md)."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    loaded, console = load(given | ctx.obj, config_file, os.environ), Console()
+    _begin(loaded, console)
     from hydrainfer.profiling.auto import settle
     from hydrainfer.serving import serve_forever
 
     serve_forever(settle(loaded, console), console)
 
 
-def _begin(config: ServeConfig, console: Console) -> None:
+def _begin(loaded: Loaded, console: Console) -> None:
     """Check the model, the layout and the stores, and say that a server starts. Called before the modules that take
     seconds to import. Raises `ConfigError` or `CheckpointError`."""
     from hydrainfer.checkpoint import model_folder, name_of
     from hydrainfer.families import architecture_of
     from hydrainfer.stores import check_stores
 
+    config = loaded.config
+    for note in loaded.notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     specs = () if config.layout == "auto" else read_layout(config.layout)
     check_stores(config, specs)
     folder = model_folder(config)
@@ -108,7 +120,7 @@ def demo(
 ) -> None:
     """Start a server, ask it about a picture and print the streamed answer."""
     loaded, console = load({"port": 0, "model": model}), Console(highlight=False)
-    _begin(loaded.config, console)
+    _begin(loaded, console)
     from hydrainfer.demo import ask
     from hydrainfer.serving import serve_in_background
 

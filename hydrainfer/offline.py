@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from hydrainfer.core import ConfigError, InvalidRequest, Request, SamplingParams
 from hydrainfer.processor import ChatMessage, ChatOptions, PythonPrompt, parse_messages, parse_prompts, parse_tools
 from hydrainfer.server import TokenStream
 
+_log = logging.getLogger(__name__)
 _NO_LIMIT = 1 << 30
 Chat = Sequence[Mapping[str, Any]]
 AnyPrompt = str | Sequence[int] | Mapping[str, Any]
@@ -60,10 +62,10 @@ class LLM:
                 {"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is this?"}]}])
             print(answer.outputs[0].text)
 
-    `options` are those of `hydrainfer serve` (see `hydrainfer.config.ServeConfig`). Raises `ConfigError` or
-    `CheckpointError`. Without a `with` block or `close`, it is closed when Python ends. Calls from several threads take
-    turns. A process that was forked afterwards can neither use it nor make another one, for it has none of the threads.
-    """
+    `options` are those of `hydrainfer serve` (see `hydrainfer.config.ServeConfig`), or vLLM's (docs/vllm.md). Raises
+    `ConfigError` or `CheckpointError`. Without a `with` block or `close`, it is closed when Python ends. Calls from
+    several threads take turns. A process that was forked afterwards can neither use it nor make another one, for it has
+    none of the threads."""
 
     _process: ClassVar[int | None] = None
     """The process in which one was first made, to recognise a fork of it."""
@@ -74,8 +76,10 @@ class LLM:
         named = {} if model is None else {"model": str(model)}
         # all requests are the caller's own: no limits, and no separate processes to decode pictures
         here = {"max_waiting": _NO_LIMIT, "max_queue_s": 1e9, "request_timeout_s": 1e9, "media_workers": 0}
-        config = load({**here, **options, **named}, given="argument of LLM").config
-        self._instance: ServerParts | None = start_instance(config)
+        loaded = load({**here, **options, **named}, given="argument of LLM")
+        for note in loaded.notes:
+            _log.warning(note)
+        self._instance: ServerParts | None = start_instance(loaded.config)
         self._turn = threading.Lock()  # only one event loop at a time may use the sessions
         self._at_exit = ExitStack()
         self._at_exit.callback(self._close)

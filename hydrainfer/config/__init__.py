@@ -12,6 +12,7 @@ from hydrainfer.config.read import RENAMED, check_known, converted, locate, read
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
 from hydrainfer.config.slo import Slo, inline_slo, is_slo_part, parse_slo, read_slo
 from hydrainfer.config.table import config_table
+from hydrainfer.config.vllm_names import of_vllm
 
 __all__ = [
     "ENV_PREFIX",
@@ -36,6 +37,7 @@ __all__ = [
     "load",
     "locate",
     "locked",
+    "of_vllm",
     "options",
     "parse_slo",
     "read_cost_model",
