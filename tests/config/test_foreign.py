@@ -51,19 +51,23 @@ def test_every_option_of_vllm_has_a_meaning():
         ("--language-model-only", {"max_images": 0, "max_videos": 0}),
         ("--kv-cache-memory-bytes 3G", {"kv_cache_gib": 3.0}),
         ("--mm-processor-cache-gb 0.5", {"media_memory_mib": 512.0}),
-        ('--allowed-origins ["https://a.example","https://b.example"]', {"allowed_origins": "https://a.example,https://b.example"}),
+        (
+            '--allowed-origins ["https://a.example","https://b.example"]',
+            {"allowed_origins": "https://a.example,https://b.example"},
+        ),
         ("--disable-uvicorn-access-log --uvicorn-log-level critical", {"access_log": False, "log_level": "error"}),
         ("--disable-log-stats", {"stats_s": 0}),
         ("--scheduling-policy priority", {"order": "rank"}),
         ("--distributed-executor-backend mp", {"launcher": "auto"}),
-        ('-sc {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4}', {"drafts": "ngram", "max_drafts": 5}),
+        ('-sc {"method":"ngram","num_speculative_tokens":5}', {"drafts": "ngram", "max_drafts": 5}),
         ('--speculative-config {"model":"small"}', {"drafts": "model", "draft_model": "small"}),
         ("--spec-method qwen3_next_mtp --spec-tokens 2", {"drafts": "mtp", "max_drafts": 2}),
-        ("--tool-call-parser openai --reasoning-parser deepseek_r1", {"tool_call_parser": "harmony", "reasoning_parser": "think"}),
+        ("--tool-call-parser openai", {"tool_call_parser": "harmony"}),
+        ("--reasoning-parser deepseek_r1", {"reasoning_parser": "think"}),
         ("--tool-call-parser hermes", {"tool_call_parser": "hermes"}),
         ("--gpu-memory-utilization 0.5 --block-size 32", {"gpu_memory_fraction": 0.5, "block_tokens": 32}),
     ],
-)  # fmt: skip
+)
 def test_an_option_of_vllm_sets_ours(line, wanted):
     found = loaded(line)
     assert {name: getattr(found.config, name) for name in wanted} == wanted
