@@ -22,7 +22,7 @@ try:
     from typer.core import TyperCommand, TyperGroup
 
     from hydrainfer import benching, builtin, profiling, storing
-    from hydrainfer.config import Loaded, ServeConfig, load, of_vllm, read_layout, stores_of
+    from hydrainfer.config import Loaded, ServeConfig, in_words, load, of_vllm, read_layout, stores_of
     from hydrainfer.core import HydraError
     from hydrainfer.flags import with_flags
     from hydrainfer.machine import let_threads_spin, limit_compiled_products
@@ -106,7 +106,8 @@ def _begin(loaded: Loaded, console: Console) -> None:
     check_stores(config, specs)
     folder = model_folder(config)
     architecture_of(folder)
-    console.print(f"starting {name_of(folder)}, layout {config.layout}", markup=False, highlight=False, soft_wrap=True)
+    said = f"starting {name_of(folder)}, layout {config.layout}" + (f": {in_words(specs)}" if specs else "")
+    console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -117,21 +118,63 @@ def demo(
     ] = builtin.PICTURE,
     question: Annotated[str, typer.Option(help="What to ask.")] = "What is in this picture?",
     max_tokens: Annotated[int, typer.Option(help="Length of the answer.", min=1)] = 48,
+    verbose: Annotated[bool, typer.Option(help="Also print the options that the server runs with.")] = False,
 ) -> None:
     """Start a server, ask it about a picture and print the streamed answer."""
     loaded, console = load({"port": 0, "model": model}), Console(highlight=False)
     _begin(loaded, console)
-    from hydrainfer.demo import ask
+    from hydrainfer.chatting import Server, ask_about
     from hydrainfer.serving import serve_in_background
 
-    with serve_in_background(loaded, console) as (url, instance):
+    with serve_in_background(loaded, console if verbose else Console(quiet=True)) as (url, instance):
         console.print(f"\n[bold]{image}[/bold]  {question}\n")
         start_s, first_s = time.perf_counter(), 0.0
-        for piece in ask(url, instance.name, image, question, max_tokens):
+        for piece in ask_about(Server(url, instance.name), str(image), question, max_tokens):
             first_s = first_s or time.perf_counter() - start_s
             console.print(piece, end="", markup=False, soft_wrap=True)
         total_s = time.perf_counter() - start_s
         console.print(f"\n\n[dim]first words after {first_s:.2f} s, done after {total_s:.2f} s[/dim]")
+
+
+@app.command()
+def chat(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="URL|MODEL", help="A server to talk to, or a model as `serve` takes it."),
+    ] = builtin.NAME,
+    model: Annotated[str | None, typer.Option(help="One of the server's models; default: the first.")] = None,
+    image: Annotated[
+        list[str] | None, typer.Option(help="A picture or video to show first, by path or URL; may be repeated.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(help="Length of each answer; default: the server's.", min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: the likeliest answer; default: the model's.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="HYDRAINFER_API_KEY", help="The server's key.")] = None,
+) -> None:
+    """Talk to a server, or to a model that is started for this, in the terminal. Piped text is one question."""
+    from hydrainfer.chatting import Conversation, Server, find_server
+    from hydrainfer.chatting.terminal import Terminal, ask_piped, is_piped
+
+    console, piped = Console(), is_piped()
+
+    def talk(server: Server) -> None:
+        conversation = Conversation(server, system, max_tokens=max_tokens, temperature=temperature)
+        for source in image or ():
+            conversation.show(source)
+        if piped:
+            ask_piped(conversation, console, sys.stdin.read())
+        else:
+            Terminal(conversation, console).run()
+
+    if target.startswith(("http://", "https://")):
+        talk(find_server(target, model, api_key))
+        return
+    loaded = load({"port": 0, "model": target, "access_log": False, "log_level": "warning"})
+    _begin(loaded, Console(stderr=True) if piped else console)
+    from hydrainfer.serving import serve_in_background
+
+    with serve_in_background(loaded, Console(quiet=True)) as (url, instance):
+        talk(Server(url, instance.name))
 
 
 app.add_typer(benching.app, name="bench")

@@ -6,7 +6,15 @@ places of files.
 
 from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.folders import cache_folder, keep, locked
-from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher, read_layout, settle, stores_of
+from hydrainfer.config.layout import (
+    InstanceSpec,
+    MachineShare,
+    choose_launcher,
+    in_words,
+    read_layout,
+    settle,
+    stores_of,
+)
 from hydrainfer.config.load import ENV_PREFIX, STORE_PASSWORD, STORE_USERNAME, Loaded, load, options
 from hydrainfer.config.read import RENAMED, check_known, converted, locate, read_yaml
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
@@ -31,6 +39,7 @@ __all__ = [
     "config_table",
     "converted",
     "cost_model_of",
+    "in_words",
     "inline_slo",
     "is_slo_part",
     "keep",
