@@ -12,6 +12,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings
 from rich.console import Console
 
 from hydrainfer.chatting.conversation import Conversation
@@ -42,6 +43,8 @@ class Terminal:
         }
         words = WordCompleter([*self._commands, "/exit"], sentence=True)
         self._session = session or PromptSession(history=_history(), completer=words, complete_while_typing=False)
+        self._session.key_bindings = KeyBindings()
+        self._session.key_bindings.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
 
     def run(self) -> None:
         """Read questions and commands until the end."""

@@ -141,6 +141,8 @@ def test_a_chat_in_a_terminal(conversation, tmp_path):
         assert words in shown, words
     assert conversation.messages[0] == {"role": "system", "content": "Be brief."}
     assert len(json.loads((tmp_path / "chat.json").read_text())["messages"]) == 4
+    typed(conversation, ["two\x1b\rlines"])
+    assert conversation.turns[-2]["content"] == "two\nlines"
     assert "forgotten" in typed(conversation, ["/clear", "/exit", "never asked"]) and not conversation.turns
 
 
