@@ -124,6 +124,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         NotEmpty | None,
         _help("Server", "Whose pages may ask from a browser, e.g. https://chat.example.com; * is all; default: none."),
     ] = None
+    unknown_fields: Annotated[
+        Literal["refuse", "ignore"],
+        _help(
+            "Server",
+            "Fields of requests under /v1 that the server does not know: refuse, with the nearest that it knows, or "
+            "ignore and log each once.",
+        ),
+    ] = "refuse"
     access_log: Annotated[
         bool,
         _help(

@@ -49,6 +49,7 @@ from hydrainfer.processor.text import (
     encode,
     encode_rendered,
     load_description,
+    load_tokenizer,
     together,
 )
 from hydrainfer.processor.video import VideoLimits, open_video
@@ -99,6 +100,7 @@ __all__ = [
     "encode_rendered",
     "image_adapter",
     "load_description",
+    "load_tokenizer",
     "open_video",
     "parse_messages",
     "parse_prompts",
