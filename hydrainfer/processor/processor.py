@@ -370,8 +370,8 @@ class Processor:
         if sampling.prediction:
             sampling = msgspec.structs.replace(sampling, prediction="")
         if sampling.bad_words:
-            ids = spellings(sampling.bad_words, self.model)
-            sampling = msgspec.structs.replace(sampling, bad_words=(), bad_ids=ids)
+            bad_ids = spellings(sampling.bad_words, self.model)
+            sampling = msgspec.structs.replace(sampling, bad_words=(), bad_ids=bad_ids)
         seeds = [secrets.randbits(63) if sampling.seed is None else sampling.seed for _ in token_lists]
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # cached KV has no log-probabilities
         chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]
