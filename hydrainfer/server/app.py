@@ -136,6 +136,15 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
             return json_response({"status": "ready"})
         return json_response(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
+    @router.post("/ping", include_in_schema=False)
+    @router.get("/ping", summary="As /health, under the name that SageMaker asks for")
+    async def ping() -> Response:
+        return await health()
+
+    @router.get("/load", summary="How many requests are under way")
+    async def load() -> Response:
+        return json_response({"server_load": intake.sessions.n_live})
+
     @router.get("/metrics", summary="Prometheus metrics")
     async def prometheus() -> Response:
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
