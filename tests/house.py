@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hydrainfer.config.vllm_names import NAMES
-from tests import ages, circles, models_page, options_page, vllm_page
+from tests import ages, circles, models_page, options_page, readme_page, vllm_page
 
 LIMIT = 450
 ALLOWED: dict[str, str] = {}
@@ -54,10 +54,10 @@ def not_there() -> Iterator[str]:
 
 def complaints() -> list[str]:
     found = list(not_there())
-    for made in (options_page, models_page, vllm_page):
+    for made in (options_page, models_page, readme_page, vllm_page):
         page = made.PAGE.read_text()
         if made.written(page) != page:
-            found.append(f"docs/{made.PAGE.name}: not what the code says; run python -m {made.__name__}")
+            found.append(f"{made.PAGE.relative_to(ROOT)}: not what the code says; run python -m {made.__name__}")
     for path in tracked("*.py", "*.cpp", "*.cu", "*.h"):
         name, n = str(path.relative_to(ROOT)), len(path.read_text().splitlines())
         if n > LIMIT and name not in ALLOWED:
