@@ -23,7 +23,12 @@ from tests.families.chats import PICTURES, TEXTS, image, text, user
 from tests.families.sample import SEEING, Sample
 
 VIDEO = "<video>"
-WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 7: "seven", 24: "twenty-four"}
+WORDS = {
+    **dict(enumerate(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 1)),
+    11: "eleven",
+    12: "twelve",
+    24: "twenty-four",
+}
 """Numbers as num2words, which transformers needs, writes them."""
 
 
