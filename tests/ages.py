@@ -53,15 +53,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
 _B01 = (
     "amx_bfloat16",
     "amx_float32",
-    "avx2_float32",
     "avx2_int8_beside",
     "poisson_slice",
     "poisson_slo",
     "side_by_side",
+    "zen4_float32",
 )
 TOO_OLD = frozenset({"b14", "b15", *(f"b01_{name}" for name in _B01)})
 """Results that are known to be too old, and wait to be measured again; those of b01 on a processor with AMX, on one
-with AVX2 alone, on a Zen 5, and with vLLM and OpenVINO beside. The house asks for no more of them."""
+with AVX2 alone, on a Zen 4, on a Zen 5, and with random arrival times. The house asks for no more of them."""
 
 
 def git(*arguments: str) -> str:

@@ -31,7 +31,7 @@ PREPROCESSING = {
 
 SIZES = {
     **{name: {"height": n, "width": n} for name, n in (("Gemma3", 224), ("InternVL", 448), ("LlavaOnevision", 384))},
-    **{key: {"longest_edge": 999} for key in ("SmolVLM", "Idefics3", "Mistral3")},
+    **{key: {"longest_edge": 999} for key in ("SmolVLM", "Idefics3", "Mistral3", "LightOnOcr")},
 }
 """The size of pictures that a family's classes take, where it is not that of `PREPROCESSING`."""
 

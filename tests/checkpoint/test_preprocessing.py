@@ -16,7 +16,7 @@ from tests.checkpoint.test_damage import PREPROCESSING, whole_config
 pytestmark = pytest.mark.cpu
 CLIPS, GEMMAS, TILED = ("Llava", "LlavaNext"), ("Gemma3",), ("SmolVLM", "Idefics3", "InternVL", "LlavaOnevision")
 GLMS = ("Glm4v", "Glm46V", "Glm4vMoe", "GlmOcr")
-OTHERS = ("Gemma4", "Mistral3", *GLMS)
+OTHERS = ("Gemma4", "Mistral3", "LightOnOcr", *GLMS)
 QWENS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3VLMoe", "Qwen3_5Moe", "Lfm3Vl")
 READERS = (read_config, load_description, lambda path: shape_of(str(path)), lambda path: prompts_of(str(path)))
 POINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]

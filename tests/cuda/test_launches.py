@@ -65,7 +65,7 @@ class Counts:
         return mean
 
 
-def attention(q, fresh, cache, batch, scale, sinks=None) -> torch.Tensor:
+def attention(q, fresh, cache, batch, scale, sinks=None, cap=0.0) -> torch.Tensor:
     """One launch, as FlashInfer's: this one fills its result."""
     return torch.zeros((*q.shape[:2], cache.values.shape[3]), dtype=q.dtype, device=q.device)
 

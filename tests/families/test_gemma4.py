@@ -73,7 +73,7 @@ def by_rows(ops):
     def linear(x, weight, bias=None):
         return torch.stack([ops.linear(row[None], weight, bias)[0] for row in x])
 
-    def attention(q, fresh, cache, batch, scale, sinks):
+    def attention(q, fresh, cache, batch, scale, sinks, cap=0.0):
         found = torch.empty(*q.shape[:2], cache.values.shape[-1])
         owners = [i for i, n in enumerate(batch.counts) for _ in range(n)]
         for row, i in enumerate(owners):
