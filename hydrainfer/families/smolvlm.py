@@ -21,6 +21,7 @@ from hydrainfer.checkpoint import (
     preprocessing,
     require,
 )
+from hydrainfer.checkpoint.files import whole
 from hydrainfer.families.llava import NAMES
 
 _TILES = 6
@@ -109,6 +110,7 @@ _SMOLVLM = Family(
     framed_videos=True,
     video_mark=VideoMark("<video>", "<global-img>", before="You are provided the following series of", after="\n\n"),
     dtype="bfloat16",
+    fields={"scale_factor": whole(1, 64)},
     n_template=10,
     n_around=3,
 )

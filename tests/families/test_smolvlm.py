@@ -124,5 +124,7 @@ def test_a_processor_without_videos_takes_pictures_only(path, changed, tmp_path)
             request_of(older, video(1, 1, 60, 60, 1.0))
         request_of(older, image(0), text(f"What does {VIDEO} mean?"))
     idefics = make_smolvlm(tmp_path, "idefics3")
+    (idefics / "processor_config.json").unlink()
+    assert read_config(idefics).vision.videos is None
     with pytest.raises(InvalidRequest, match=NO_VIDEOS):
         request_of(idefics, video(1, 1, 60, 60, 1.0))

@@ -65,7 +65,11 @@ def paths(tmp_path_factory):
     published = make_smolvlm(folder / "published", seed=5)
     given = json.loads((published / "preprocessor_config.json").read_text())
     found = {"published": published}
-    own = {"video_sampling": {"fps": 3, "max_frames": 12, "video_size": {"longest_edge": 91}}}
+    own = {
+        "video_sampling": {"fps": 3, "max_frames": 12, "video_size": {"longest_edge": 91}},
+        "fps": 1,
+        "num_frames": 7,
+    }
     for name in ("own file", "one file"):
         found[name] = folder / name
         shutil.copytree(published, found[name])
@@ -75,7 +79,7 @@ def paths(tmp_path_factory):
         "video_processor_type": "SmolVLMVideoProcessor",
         "num_frames": 5,
         "fps": 0.5,
-        "size": {"longest_edge": 4200},
+        "size": {"longest_edge": 333},
     }
     v5 = {"image_processor": given, "video_processor": {"max_image_size": {"longest_edge": SIDE}} | kept}
     file = found["one file"] / "processor_config.json"
