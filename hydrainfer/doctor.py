@@ -106,7 +106,7 @@ def examine_model(name: str) -> Iterator[CheckResult]:
     if picture is None:
         yield CheckResult("pictures", "ok", "none, it takes text only")
         return
-    videos = "videos, too" if len(model.media_tokens) > 1 else "no videos"
+    videos = "videos, too" if model.vision.videos is not None else "no videos"
     width, height = REFERENCE
     yield CheckResult(
         "pictures", "ok", f"one of {width} x {height} is {picture.n_tokens + picture.n_inner:,} tokens; {videos}"

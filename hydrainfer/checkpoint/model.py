@@ -61,6 +61,11 @@ class VisionConfig(Protocol):
         user's text may not have them."""
         return ()
 
+    @property
+    def videos(self) -> Any:
+        """The preprocessing of videos; None if the checkpoint takes none."""
+        return None
+
     def by(self, backend: PixelBackend) -> Self:
         """The description with pictures prepared by this backend. Raises `ConfigError` if it lacks a filter."""
 
@@ -71,7 +76,7 @@ class VisionConfig(Protocol):
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The description of a model for this engine. `vision` is the family's own `VisionConfig`, None for text-only
-    models. `media_tokens`: ids of the placeholders of pictures and, if the model takes any, videos; `around`: ids of
+    models. `media_tokens`: ids of the placeholders of pictures and, if videos have one, of these; `around`: ids of
     the tokens before and after each. `sees_whole`: where tokens of a picture see each other in both directions; if
     anywhere, all of them are computed at once. `dtype` is that of the saved weights, or of what those in FP8 were made
     from: `fp8` describes these, None if the checkpoint has none. `variant`: see `Family.variants`; "" for the family

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from hydrainfer.checkpoint.model import REFERENCE, Fit, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import BudgetVideoSettings, PixelBackend, QwenVideoSettings
+from hydrainfer.checkpoint.smol_video import SmolVideoSettings
 
 
 class Norm(NamedTuple):
@@ -109,7 +110,7 @@ class TowerConfig(VisionConfig):
     squares: int = 1
     temporal: int = 1
     merge: int = 1
-    videos: QwenVideoSettings | BudgetVideoSettings | None = None
+    videos: QwenVideoSettings | BudgetVideoSettings | SmolVideoSettings | None = None
     by_pixel: bool = False
     patch_bias: bool = False
     patch_norm: bool = False
