@@ -76,7 +76,7 @@ def examine_model(name: str) -> Iterator[CheckResult]:
     """Whether a model is served, from the files that describe it; of a name on the hub only these are fetched, a few
     KiB. If it is: its family, its caches, and what a usual picture becomes."""
     from hydrainfer.checkpoint import REFERENCE, locate_description, name_of
-    from hydrainfer.families import family_of, parse_config
+    from hydrainfer.families import parse_config
     from hydrainfer.models import cache_specs
     from hydrainfer.planner.inputs import shape_of
     from hydrainfer.processor import image_adapter
@@ -106,7 +106,7 @@ def examine_model(name: str) -> Iterator[CheckResult]:
     if picture is None:
         yield CheckResult("pictures", "ok", "none, it takes text only")
         return
-    videos = "videos, too" if family_of(model).videos else "no videos"
+    videos = "videos, too" if model.vision.videos is not None else "no videos"
     width, height = REFERENCE
     yield CheckResult(
         "pictures", "ok", f"one of {width} x {height} is {picture.n_tokens + picture.n_inner:,} tokens; {videos}"
@@ -302,14 +302,14 @@ def _opened(place: Place, contents: Contents, trial: Trial) -> CheckResult:
 
 def _tried(name: str, options: dict[str, object], what: str) -> CheckResult:
     """Start a server, ask its built-in model about a picture, and end it."""
-    from hydrainfer.demo import ask
+    from hydrainfer.chatting import Server, ask_about
     from hydrainfer.serving import serve_in_background
 
     begin_s = time.perf_counter()
     try:
         with serve_in_background(load({"port": 0, **options}), Console(quiet=True)) as (url, instance):
             ready_s = time.perf_counter() - begin_s
-            said = "".join(ask(url, instance.name, builtin.PICTURE, _QUESTION, 48))
+            said = "".join(ask_about(Server(url, instance.name), str(builtin.PICTURE), _QUESTION, 48))
     except Exception as e:  # any error is a result of the check
         why = e.message if isinstance(e, HydraError) else f"{type(e).__name__}: {e}"
         return CheckResult(name, "bad", f"{what} did not work: {why}")

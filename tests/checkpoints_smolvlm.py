@@ -17,6 +17,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 KINDS = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}
+SAMPLING = {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": SIDE}}  # as published
 _LEARNED = 1500
 
 
@@ -77,6 +78,7 @@ def make_smolvlm(
     processor.save_pretrained(out)
     saved = json.loads((out / "preprocessor_config.json").read_text())
     saved["image_processor_type"] = f"{name}ImageProcessor"
+    saved |= {"video_sampling": SAMPLING} if kind == "smolvlm" else {}
     (out / "preprocessor_config.json").write_text(json.dumps(saved, indent=2))
     side = whole.vision_config.image_size // whole.vision_config.patch_size // whole.scale_factor
     (out / "processor_config.json").write_text(

@@ -6,7 +6,7 @@ vocabulary.
 
 from hydrainfer.checkpoint.decoder import Decoder, TextConfig, text_config
 from hydrainfer.checkpoint.experts import Experts
-from hydrainfer.checkpoint.family import TEXT, Family, Names, Served, text_only
+from hydrainfer.checkpoint.family import TEXT, Family, Names, Served, VideoMark, text_only
 from hydrainfer.checkpoint.files import check_fields, find_json, preprocessing, read_json, require
 from hydrainfer.checkpoint.fp8 import Fp8, fp8_of
 from hydrainfer.checkpoint.hf import hf_config
@@ -40,6 +40,7 @@ from hydrainfer.checkpoint.pixels import (
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
+from hydrainfer.checkpoint.smol_video import SmolVideoSettings
 from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Pool, Steps, TowerConfig
 from hydrainfer.checkpoint.videos import (
     BudgetVideoSettings,
@@ -86,11 +87,13 @@ __all__ = [
     "Recurrence",
     "Rope",
     "Served",
+    "SmolVideoSettings",
     "SquareVideoSettings",
     "Steps",
     "TextConfig",
     "TileSettings",
     "TowerConfig",
+    "VideoMark",
     "VisionConfig",
     "VisionShape",
     "check_fields",

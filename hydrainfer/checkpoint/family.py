@@ -47,6 +47,18 @@ TEXT = Names(rooms=((r"model\.(?=embed_tokens|layers\.|norm\.|per_layer_)", "tex
 """The names of checkpoints that hold a decoder alone."""
 
 
+class VideoMark(NamedTuple):
+    """The marks of videos for which config.json names no token. `token`: the special token that stands for a video
+    among the prompt's ids, and for nothing else before media are filled in. `text`: what stands for it in a rendered
+    chat; if that is no token, the template is given it as a text. `before`, `after`: texts around each video that are
+    tokenised with those beside them."""
+
+    text: str
+    token: str
+    before: str = ""
+    after: str = ""
+
+
 class Family(NamedTuple):
     """One supported architecture. `tower`, `pictures` and `videos` are "module:name" and imported when they are needed:
     the `models.VisionTower`, which is built from (`ModelConfig`, ops, dtype, device) and has the class method
@@ -56,13 +68,13 @@ class Family(NamedTuple):
     the vision tower; None for text-only models. `around`: the fields of config.json that name the tokens around each
     picture and, if these are others, around each video. `frame`: the text that `mark`, which is all that the chat
     template writes for a picture, becomes in a prompt; "" if the template writes the whole text itself.
-    `framed_videos`: a video's frames are pictures in the prompt, with the placeholders of pictures. `video_token`: the
-    token that stands for a video, where config.json names none; `video_lead`: the text before it, which has the first
-    frame's name. `sees_whole(hf)`: see `ModelConfig`; None if nowhere. `dtype`: the default if config.json names none;
-    `overflows`: float16 does not hold the numbers of published models. `variants`: other families of this architecture,
-    by the `model_type` of their vision tower. `fields`: what values fields of config.json may have, besides those that
-    `files.read_json` checks for all families. `n_template` and `n_around` are for the planner, which has no tokenizer:
-    the number of tokens of the chat template, including its default system text, and of those around each picture.
+    `framed_videos`: a video's frames are pictures in the prompt, with the placeholders of pictures. `video_mark`: None
+    if config.json names a token for videos. `sees_whole(hf)`: see `ModelConfig`; None if nowhere. `dtype`: the default
+    if config.json names none; `overflows`: float16 does not hold the numbers of published models. `variants`: other
+    families of this architecture, by the `model_type` of their vision tower. `fields`: what values fields of
+    config.json may have, besides those that `files.read_json` checks for all families. `n_template` and `n_around` are
+    for the planner, which has no tokenizer: the number of tokens of the chat template, including its default system
+    text, and of those around each picture.
     """
 
     model_type: str
@@ -76,8 +88,7 @@ class Family(NamedTuple):
     frame: str = ""
     mark: str = "{start}"
     framed_videos: bool = False
-    video_token: str = ""
-    video_lead: str = ""
+    video_mark: VideoMark | None = None
     sees_whole: Callable[[Any], Sight] | None = None
     variants: Mapping[str, Family] = {}
     dtype: str = "float16"

@@ -147,7 +147,7 @@ POSITIVE = number(1e-9, 1e12)
 _ROPES = ("rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 _PARTS = ("text_config", "vision_config", *_ROPES)
 _PROCESSORS = ("image_processor", "video_processor")
-_SECTIONS = (*_PARTS, *_PROCESSORS, "size", "crop_size", "max_image_size")
+_SECTIONS = (*_PARTS, *_PROCESSORS, "size", "crop_size", "max_image_size", "video_sampling", "video_size")
 _SWITCHES = (
     "do_image_splitting",
     "do_pan_and_scan",
@@ -214,8 +214,9 @@ _MODEL: dict[str, Rule] = {
 SIDES: dict[str, Rule] = dict.fromkeys(("image_size", "patch_size"), SIDE)
 """The rules of fields of config.json for a family that has no other rules of them."""
 _PREPROCESSING: dict[str, Rule] = {
-    **dict.fromkeys(_PROCESSORS, _OBJECT),
+    **dict.fromkeys((*_PROCESSORS, "video_sampling"), _OBJECT),
     **dict.fromkeys(("temporal_patch_size", "merge_size", "size", "crop_size"), maybe(SIDE)),
+    "video_size": maybe(SIDE),
     **dict.fromkeys(("height", "width", "spatial_merge_size"), maybe(SIDE)),
     "patch_size": maybe(_or_square(SIDE)),
     **dict.fromkeys(("pooling_kernel_size", "max_soft_tokens"), maybe(SIDE)),

@@ -61,6 +61,11 @@ class VisionConfig(Protocol):
         user's text may not have them."""
         return ()
 
+    @property
+    def videos(self) -> Any:
+        """The preprocessing of videos; None if the checkpoint takes none."""
+        return None
+
     def by(self, backend: PixelBackend) -> Self:
         """The description with pictures prepared by this backend. Raises `ConfigError` if it lacks a filter."""
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from hydrainfer.checkpoint.model import REFERENCE, Fit, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import PixelBackend
+from hydrainfer.checkpoint.smol_video import SmolVideoSettings
 from hydrainfer.checkpoint.videos import BudgetVideoSettings, QwenVideoSettings, SquareVideoSettings
 
 
@@ -110,7 +111,7 @@ class TowerConfig(VisionConfig):
     squares: int = 1
     temporal: int = 1
     merge: int = 1
-    videos: QwenVideoSettings | BudgetVideoSettings | SquareVideoSettings | None = None
+    videos: QwenVideoSettings | BudgetVideoSettings | SmolVideoSettings | SquareVideoSettings | None = None
     by_pixel: bool = False
     patch_bias: bool = False
     patch_norm: bool = False

@@ -19,6 +19,7 @@ from hydrainfer.checkpoint import (
     Steps,
     TileSettings,
     TowerConfig,
+    VideoMark,
     preprocessing,
     require,
 )
@@ -126,8 +127,7 @@ FAMILIES = {
         pictures="hydrainfer.processor.pictures.tiles:internvl_images",
         videos="hydrainfer.processor.pictures.square_video:internvl_videos",
         framed_videos=True,
-        video_token="<video>",
-        video_lead="Frame1: ",
+        video_mark=VideoMark("<video>", "<video>", before="Frame1: "),
         dtype="bfloat16",
         fields={
             **dict.fromkeys(("image_size", "patch_size"), or_list(SIDE, least=1)),

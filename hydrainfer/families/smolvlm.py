@@ -1,5 +1,5 @@
 """SmolVLM, SmolVLM2 and Idefics3: a SigLIP tower over a picture's tiles and the whole, squares of patches side by side
-in a row, one matrix."""
+in a row, one matrix. SmolVLM2 takes videos, whose frames are pictures of one tile."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from hydrainfer.checkpoint import (
     Merge,
     Norm,
     Served,
+    SmolVideoSettings,
     TowerConfig,
+    VideoMark,
+    find_json,
     preprocessing,
     require,
 )
+from hydrainfer.checkpoint.files import whole
 from hydrainfer.families.llava import NAMES
 
 _TILES = 6
 """The most rows, and columns, of tiles that the published tokenizers have names for."""
+_PROCESSOR = "SmolVLMProcessor"
+"""The only processor of this family that takes videos."""
 
 
 def tower(hf: Any, path: Path) -> TowerConfig:
@@ -59,6 +65,7 @@ def tower(hf: Any, path: Path) -> TowerConfig:
         norm_eps=v.layer_norm_eps,
         activation=act,
         pixels=pixels,
+        videos=_videos(hf, path, pixels),
         patch=patch,
         image_size=side,
         squares=at_side**2 + 1 if pixels.split else 1,
@@ -75,6 +82,17 @@ def tower(hf: Any, path: Path) -> TowerConfig:
     )
 
 
+def _videos(hf: Any, path: Path, pixels: IdeficsSettings) -> SmolVideoSettings | None:
+    """The preprocessing of videos; None if the checkpoint's processor takes none. As in transformers, the first file
+    that names a processor decides, else the model's type. Raises `CheckpointError`."""
+    files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+    named = ((find_json(path / file) or {}).get("processor_class") for file in files)
+    if hf.model_type != "smolvlm" or next(filter(None, named), _PROCESSOR) != _PROCESSOR:
+        return None
+    usual = {"max_image_size": {"longest_edge": pixels.tile}}
+    return SmolVideoSettings.read(preprocessing(path, "video") or usual, pixels)
+
+
 _NAMES = NAMES._replace(
     rooms=(
         (r"(?:model\.)?vision_model\.", "vision."),
@@ -88,21 +106,23 @@ _SMOLVLM = Family(
     tower="hydrainfer.models.vit:SquareVision",
     vision=tower,
     pictures="hydrainfer.processor.pictures.idefics:idefics_images",
+    videos="hydrainfer.processor.pictures.idefics:idefics_videos",
+    framed_videos=True,
+    video_mark=VideoMark("<video>", "<global-img>", before="You are provided the following series of", after="\n\n"),
     dtype="bfloat16",
+    fields={"scale_factor": whole(1, 64)},
     n_template=10,
     n_around=3,
 )
 FAMILIES = {
     "SmolVLMForConditionalGeneration": _SMOLVLM,
-    "Idefics3ForConditionalGeneration": _SMOLVLM._replace(model_type="idefics3"),
+    "Idefics3ForConditionalGeneration": _SMOLVLM._replace(model_type="idefics3", videos=""),
 }
+_SEES = "SigLIP over the picture's tiles and the whole, pixel shuffle, one matrix"
+_SHOWN = "by size: some for each tile, with a text before each"
 SERVED = (
     Served(
-        ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
-        "SmolVLM, SmolVLM2, Idefics3, granite-docling",
-        "Llama",
-        "SigLIP over the picture's tiles and the whole, pixel shuffle, one matrix",
-        "by size: some for each tile, with a text before each",
-        "pictures",
+        ("Idefics3ForConditionalGeneration",), "SmolVLM, Idefics3, granite-docling", "Llama", _SEES, _SHOWN, "pictures"
     ),
+    Served(("SmolVLMForConditionalGeneration",), "SmolVLM2", "Llama", _SEES, _SHOWN, "pictures, videos"),
 )

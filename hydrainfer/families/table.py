@@ -158,8 +158,9 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
     require(known, path, f"text model {text.model_type!r} is not supported; nearest: {', '.join(near)}; {_ALL}")
     tied = bool(hf.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))  # the files have the last word
     dtype = hf.dtype or text.dtype or family.dtype
-    videos = bool(family.videos) and not family.video_token
-    media = (*(["image_token_id"] if family.pictures else []), *(["video_token_id"] if videos else []))
+    media = ["image_token_id"] if family.pictures else []
+    if family.videos and family.video_mark is None:
+        media.append("video_token_id")
     described = text_config(text, decoders[text.model_type], path, tied=tied)
     if family.vision is not None:  # transformers scales logits only in the classes of text models
         described = replace(described, logit_scale=1.0)

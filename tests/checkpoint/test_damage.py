@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 
@@ -37,7 +38,10 @@ SIZES = {
 
 def preprocessing(architecture):
     size = SIZES.get(architecture.partition("For")[0], PREPROCESSING["size"])
-    return PREPROCESSING | {"size": size} | ({"crop_size": size} if "height" in size else {})
+    more = {"crop_size": size} if "height" in size else {}
+    if architecture == "SmolVLMForConditionalGeneration":
+        more = {"video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 384}}}
+    return PREPROCESSING | {"size": size} | more
 
 
 def whole_config(architecture):
@@ -71,10 +75,17 @@ def whole_config(architecture):
 
 
 @pytest.mark.parametrize("n", [20, pytest.param(10_000, marks=pytest.mark.slow)], ids=["some", "all"])
-@pytest.mark.parametrize("architecture", FAMILIES)
-@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize(
+    ("file", "architecture"),
+    [
+        *product(("config.json", "preprocessor_config.json"), FAMILIES),
+        *(("video_preprocessor_config.json", name) for name, family in FAMILIES.items() if family.videos),
+    ],
+)
 def test_damage_is_refused_in_one_line_or_does_not_matter(tmp_path, architecture, file, n):
     files = {"config.json": whole_config(architecture), "preprocessor_config.json": preprocessing(architecture)}
+    if file not in files:
+        files[file] = preprocessing(architecture)
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     read_config(tmp_path)

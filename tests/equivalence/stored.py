@@ -201,7 +201,7 @@ def follow(turn, said, more, placeholders=()):
 
 def placeholders_of(llm):
     images = parts(llm).intake.processor.model.images
-    return () if images is None else images.token_ids
+    return () if images is None else tuple(images.placeholders)
 
 
 def converse(llm, n_turns=3, sampling=GREEDY):

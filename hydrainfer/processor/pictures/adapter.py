@@ -133,10 +133,10 @@ def image_adapter(model: ModelConfig) -> ImageAdapter | None:
 
 
 def video_adapter(model: ModelConfig, around: Sequence[str]) -> VideoAdapter | None:
-    """The video adapter that the table of families names for this model, or None. `around`: the texts before and after
-    each picture."""
+    """The video adapter that the table of families names for this model; None if the family or the checkpoint takes no
+    videos. `around`: the texts before and after each picture."""
     videos = family_of(model).videos
-    return resolve_name(videos)(model, *around) if videos else None
+    return resolve_name(videos)(model, *around) if videos and model.vision.videos is not None else None
 
 
 FRAME_OPTIONS = ("num_frames", "fps")

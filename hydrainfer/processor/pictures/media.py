@@ -66,17 +66,21 @@ class MediaLimits(msgspec.Struct, frozen=True):
 
 
 class ResizeTarget(NamedTuple):
-    """The size that a picture will be resized to, Pillow's filter for it, and whose arithmetic does it."""
+    """The size that a picture will be resized to, Pillow's filter for it, and whose arithmetic does it. `via`: the
+    width and height that it is given before that, rounded to 8 bits."""
 
     width: int
     height: int
     resample: int
     backend: PixelBackend
+    via: Size | None = None
 
     def resized(self, image: Image.Image, box: Box | None = None, library: str = "") -> np.ndarray:
         """The resized RGB picture as uint8 [height, width, 3], or the `box` of it. `library`: that of
         `MediaLimits.resampler`."""
         resize = _ARITHMETICS[self.backend].resized
+        if self.via is not None:
+            image = Image.fromarray(resize(image, *self.via, self.resample, None, library))
         return resize(image, self.width, self.height, self.resample, box, library)
 
 

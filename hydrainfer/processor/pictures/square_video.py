@@ -93,6 +93,6 @@ def _in_a_row(n_tokens: int, i: int, n: int) -> MediaItem:
 
 
 def _numbered(n_tokens: int, i: int, n: int) -> MediaItem:  # noqa: ARG001
-    """A picture with the frame's number before it, in a line of its own. That of the first is `Family.video_lead`."""
+    """A picture with the frame's number before it, in a line of its own. `Family.video_mark` has that of the first."""
     name = f"\nFrame{i + 1}: " if i else ""
     return MediaItem(n_tokens, before=f"{name}<img>", after="</img>")

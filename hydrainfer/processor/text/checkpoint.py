@@ -26,14 +26,15 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 @dataclass(frozen=True, slots=True)
 class VideoInput:
     """The placeholder and adapter of videos, with fields as in `ImageInput`. `row_id`: the id that stands for one
-    embedding, where that is the one of pictures. `lead`: a text that stands before the placeholder in a prompt, so that
-    both are tokenised with what is before them."""
+    embedding, where that is the one of pictures. `framed`: what the placeholder becomes in the prompt, if it differs.
+    `as_text`: the template shows a video as a text, since the placeholder is no token."""
 
     adapter: VideoAdapter
     placeholder: str
     token_id: int
     row_id: int
-    lead: str = ""
+    framed: str = ""
+    as_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,16 @@ class ImageInput:
         return (self.placeholder, *self.around, *((self.video.placeholder,) if self.video else ()))
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
-        return (self.token_id, *((self.video.token_id,) if self.video else ()))
+    def placeholders(self) -> Mapping[int, str]:
+        """The placeholders of pictures and videos by their ids."""
+        videos = {self.video.token_id: self.video.placeholder} if self.video else {}
+        return {self.token_id: self.placeholder} | videos
+
+    @property
+    def frames(self) -> Mapping[str, str]:
+        """What the template writes for media, and what this becomes in the prompt."""
+        videos = {self.video.placeholder: self.video.framed} if self.video and self.video.framed else {}
+        return ({self.mark: self.framed} if self.mark else {}) | videos
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +145,15 @@ def _template(
     if not sources.get("default"):
         return None
     picture = (images.mark or images.placeholder) if images else None
-    video = images.video.placeholder if images and images.video else None
+    videos = images.video if images else None
+    video, written = (videos.placeholder, videos.as_text) if videos else (None, False)
     how, for_tools = FORMATS.get(tool_calls), sources.get("tool_use")
-    return ChatTemplate(tokenizer, sources["default"], picture, video, how, reasoning, name, for_tools)
+    return ChatTemplate(tokenizer, sources["default"], picture, video, how, reasoning, name, for_tools, written)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a checkpoint directory, one of `transformers`. Raises `CheckpointError`."""
+    return _load_tokenizer(path, parse_config(path).hf)
 
 
 def _load_tokenizer(path: Path, hf: Any) -> Any:
@@ -181,14 +196,16 @@ def _image_input(path: Path, config: ModelConfig, tokenizer: Any) -> ImageInput 
         for token, (kind, end) in zip(config.around, product(("vision", "video"), ("start", "end")))
     )
     marks = tuple(_known(path, tokenizer.backend_tokenizer, mark) for mark in config.vision.marks)
-    family, video = family_of(config), None
     videos = video_adapter(config, around)
-    if videos is not None:
-        if family.video_token:
-            texts.append(_known(path, tokenizer.backend_tokenizer, family.video_token, "videos"))
-        token_id = tokenizer.convert_tokens_to_ids(texts[1])
-        row_id = config.media_tokens[0] if family.framed_videos else token_id
-        video = VideoInput(videos, texts[1], token_id, row_id, family.video_lead)
+    family, clip, video = family_of(config), family_of(config).video_mark, None
+    row_id = config.media_tokens[0 if family.framed_videos else -1]
+    if videos is not None and clip is not None:
+        token = _known(path, tokenizer.backend_tokenizer, clip.token, "videos")
+        token_id = tokenizer.backend_tokenizer.token_to_id(token)
+        framed = f"{clip.before}{clip.token}{clip.after}"
+        video = VideoInput(videos, clip.text, token_id, row_id, framed, clip.text != clip.token)
+    elif videos is not None:
+        video = VideoInput(videos, texts[1], config.media_tokens[1], row_id)
     parts = {"start": around[0] if around else "", "picture": texts[0], "end": around[-1] if around else ""}
     mark = family.mark.format(**parts) if family.frame else ""
     framed = family.frame.format(**parts)

@@ -61,14 +61,11 @@ def check_text(text: str, model: ModelDescription, param: str) -> None:
 
 
 def encode(text: str, model: ModelDescription, *, add_special: bool | None = None) -> list[int]:
-    """The token ids of a text, in which the template's marks of pictures are replaced by the framed placeholders, and
-    videos get their lead.
+    """The token ids of a text, in which the template's marks of media are replaced by the framed placeholders.
     `add_special=None`: add the tokenizer's special tokens unless the text begins with BOS already. A lone surrogate,
     which JSON within a text may escape, becomes a question mark."""
-    if model.images is not None and model.images.mark:
-        text = text.replace(model.images.mark, model.images.framed)
-    if model.images is not None and model.images.video is not None and model.images.video.lead:
-        text = text.replace(model.images.video.placeholder, model.images.video.lead + model.images.video.placeholder)
+    for mark, framed in (model.images.frames if model.images is not None else {}).items():
+        text = text.replace(mark, framed)
     if add_special is None:
         add_special = not (model.bos and text.startswith(model.bos))
     text = text.encode("utf-8", "replace").decode()
@@ -90,7 +87,7 @@ def expand(
     these, in this order."""
     if model.images is None:
         return Expanded(tuple(ids), ())
-    known, video = model.images.token_ids, model.images.video
+    known, video = model.images.placeholders, model.images.video
     rows = {video.token_id: video.row_id} if video else {}
     found = [i for i in ids if i in known]
     if len(found) > len(media):
@@ -140,13 +137,13 @@ def in_order(ids: Sequence[int], parts: Sequence[T], token_id: Callable[[T], int
     """The pictures and videos in the order of the prompt's placeholders: each placeholder takes the next part of its
     kind. `token_id` gives the placeholder of a part. Raises `InvalidRequest` unless there is one placeholder per
     part."""
-    known = model.images.token_ids if model.images is not None else ()
+    known = model.images.placeholders if model.images is not None else {}
     waiting = {i: [part for part in parts if token_id(part) == i] for i in known}
     found = [i for i in ids if i in known]
     for i, of_kind in waiting.items():
         if found.count(i) != len(of_kind):
             raise InvalidRequest(
-                f"the prompt holds {model.tokenizer.id_to_token(i)} {found.count(i)} times for {len(of_kind)} pictures "
+                f"the prompt holds {known[i]} {found.count(i)} times for {len(of_kind)} pictures "
                 "or videos; write it once for each, where it belongs",
                 param="prompt",
             )
@@ -156,7 +153,7 @@ def in_order(ids: Sequence[int], parts: Sequence[T], token_id: Callable[[T], int
 def check_ids(ids: Sequence[int], model: ModelDescription, *, with_media: bool = False) -> None:
     """Check the token ids that a client sent. `with_media`: placeholders are allowed. Raises `InvalidRequest`."""
     n = model.vocabulary.n_tokens
-    known = model.images.token_ids if model.images is not None else ()
+    known = model.images.placeholders if model.images is not None else {}
     bad = next((i for i in ids if not 0 <= i < n and not (with_media and i in known)), None)
     if bad is not None:
         raise InvalidRequest(f"prompt holds token id {bad}, but the vocabulary has ids 0 to {n - 1}", param="prompt")
@@ -173,7 +170,7 @@ def check_known(ids: Sequence[int], model: ModelDescription, param: str) -> None
     n = model.vocabulary.n_tokens
     if max(ids, default=0) < n:
         return
-    media = model.images.token_ids if model.images is not None else ()
+    media = model.images.placeholders if model.images is not None else ()
     bad = next((i for i in ids if i >= n and i not in media), None)
     if bad is not None:
         token = model.tokenizer.id_to_token(bad)
@@ -216,6 +213,19 @@ def predicted(text: str, model: ModelDescription) -> tuple[int, ...]:
             code="context_length_exceeded",
         )
     return ids
+
+
+def spellings(words: Sequence[str], model: ModelDescription) -> tuple[tuple[int, ...], ...]:
+    """The token ids of each of these words, at the beginning of a text and behind a space. Raises `InvalidRequest`."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        check_length(word, model, "bad_words")
+        check_text(word, model, "bad_words")
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            ids = tuple(encode(text, model, add_special=False))
+            check_known(ids, model, "bad_words")
+            found[ids] = None
+    return tuple(found)
 
 
 def _placeholder_in_text(placeholder: str, param: str) -> InvalidRequest:

@@ -39,11 +39,12 @@ class ChatTemplate:
         reasoning: str = "auto",
         name: str = "the chat template",
         tool_source: str | None = None,
+        video_as_text: bool = False,
     ) -> None:
         """`tokenizer`: the tokenizer of transformers, for its sandbox and special tokens. `image`, `video`: the
         placeholders. `tool_format`, `reasoning` (a name of `REASONING` or "none"): replace what the template shows.
-        `name`: of the template, for messages. `tool_source`: replaces `source` in chats with tools or calls. Raises
-        `CheckpointError`."""
+        `name`: of the template, for messages. `tool_source`: replaces `source` in chats with tools or calls.
+        `video_as_text`: the template is given a video's placeholder as a text. Raises `CheckpointError`."""
         self._tokenizer = tokenizer
         self._watchdog = Watchdog(_RENDER_CPU_S)
         self._source, self._tool_source = source, tool_source or source
@@ -55,6 +56,7 @@ class ChatTemplate:
         used = _variables(source, name) | _variables(self._tool_source, f"{name} (tool_use)")
         self._variables = used - self._ours
         self._placeholders = {ImagePart: image or "", VideoPart: video or ""}
+        self._video_as_text = video_as_text
         failures: list[str] = []
         self.takes_parts = False  # until it is known
         self.takes_parts = self._echoes([{"type": "text", "text": _PROBE}], failures)
@@ -140,14 +142,18 @@ class ChatTemplate:
         """The content as the client sent it, if the template renders that for this role, else in the other form."""
         takes_strings, takes_parts = self._forms[message.role]
         if takes_parts and not (message.plain and takes_strings):
-            return [
-                {"type": "text", "text": part.text}
-                if isinstance(part, TextPart)
-                else {"type": "image" if isinstance(part, ImagePart) else "video"}
-                for part in message.parts
-            ]
+            return [self._part(part) for part in message.parts]
         media = [self._placeholders.get(type(part), "") for part in message.media]
         return "\n".join([*media, *([message.text] if len(message.parts) > len(media) else [])])
+
+    def _part(self, part: TextPart | ImagePart | VideoPart) -> dict[str, str]:
+        if isinstance(part, TextPart):
+            return {"type": "text", "text": part.text}
+        if isinstance(part, ImagePart):
+            return {"type": "image"}
+        if self._video_as_text:
+            return {"type": "text", "text": self._placeholders[VideoPart]}
+        return {"type": "video"}
 
     def _render(
         self,

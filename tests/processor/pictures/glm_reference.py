@@ -48,11 +48,11 @@ def main(folder: str, tokenizer: str, cases: str, results: str, pixels: str) -> 
         videos = getattr(transformers, f"{name}VideoProcessor")(size=SIZE)
         pictures = getattr(transformers, f"{name}ImageProcessor")()
         processor = getattr(transformers, f"{name}Processor")(pictures, text, videos)
-        chosen = [videos.sample_frames(_facts(Clip(*clip), VideoMetadata)).tolist() for clip in given["chosen"]]
+        chosen = [videos.sample_frames(facts(Clip(*clip), VideoMetadata)).tolist() for clip in given["chosen"]]
         prompts = []
         for i, clip in enumerate(Clip(*clip) for clip in given["shown"]):
             frames = clip.frames().transpose(0, 3, 1, 2)
-            options = {"do_sample_frames": not clip.sampled, "video_metadata": [_facts(clip, VideoMetadata)]}
+            options = {"do_sample_frames": not clip.sampled, "video_metadata": [facts(clip, VideoMetadata)]}
             made = processor(text=PROMPT, videos=[frames], return_tensors="pt", **options)
             prompts.append(text.decode(made["input_ids"][0]))
             arrays[f"{sampler}|{i}"] = made["pixel_values_videos"].numpy()
@@ -62,7 +62,8 @@ def main(folder: str, tokenizer: str, cases: str, results: str, pixels: str) -> 
     np.savez(pixels, **arrays)
 
 
-def _facts(clip: Clip, kind: type) -> object:
+def facts(clip: Clip, kind: type) -> object:
+    """The metadata of a video, as transformers has it."""
     indices = list(range(clip.n)) if clip.sampled else None
     return kind(total_num_frames=clip.n, fps=clip.fps, duration=clip.n / clip.fps, frames_indices=indices)
 

@@ -267,7 +267,7 @@ def test_special_texts_in_a_users_words_are_refused(processor, model, special):
         processor.chat("r", parse_messages(user(text(f"see {special} here"))), PARAMS)
     with pytest.raises(InvalidRequest, match="stands for a picture"):
         processor.complete("r", f"see {special} here", PARAMS)
-    for token in model.images.token_ids:
+    for token in model.images.placeholders:
         with pytest.raises(InvalidRequest, match="image token id"):
             processor.complete("r", [1, token, 2], PARAMS)
 
