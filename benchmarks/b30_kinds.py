@@ -166,7 +166,7 @@ def converse(llm: LLM, seed: int) -> list[dict[str, float]]:
         return draw.integers(300, 1500, n).tolist()
 
     shown = {"image": Image.fromarray(make_picture(seed, 320))}
-    no_media = tuple((token, -100.0) for token in images.token_ids)  # an answer is a part of the next prompt
+    no_media = tuple((token, -100.0) for token in images.placeholders)  # an answer is a part of the next prompt
     asked = SamplingParams(temperature=0.0, max_tokens=N_ANSWER, ignore_eos=True, logit_bias=no_media)
     history, answered, turns = [*words(N_SHARED), images.token_id], 0, []
     for _ in range(N_TURNS):

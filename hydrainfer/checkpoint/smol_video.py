@@ -12,7 +12,7 @@ from hydrainfer.core import CheckpointError
 
 _FILE = "video_preprocessor_config.json"
 _CLASS = "SmolVLMVideoProcessor"
-_FPS, _FRAMES = 1.0, 64  # as published; the class has no defaults
+_FPS, _FRAMES = 1.0, 64  # where no file names them; the class then takes all frames
 
 
 class SmolVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
