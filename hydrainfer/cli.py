@@ -19,10 +19,10 @@ try:
     import typer
     from rich.console import Console
     from rich.markup import escape
-    from typer.core import TyperGroup
+    from typer.core import TyperCommand, TyperGroup
 
     from hydrainfer import benching, builtin, profiling, storing
-    from hydrainfer.config import ServeConfig, load, read_layout, stores_of
+    from hydrainfer.config import Loaded, ServeConfig, in_words, load, of_vllm, read_layout, stores_of
     from hydrainfer.core import HydraError
     from hydrainfer.flags import with_flags
     from hydrainfer.machine import let_threads_spin, limit_compiled_products
@@ -71,30 +71,43 @@ def options(
     """Serve vision-language models behind an OpenAI-style API."""
 
 
-@app.command()
+class _Serve(TyperCommand):
+    """`serve`, which takes the options of `vllm serve`, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest, ctx.obj = of_vllm(args)
+        return super().parse_args(ctx, rest)
+
+
+@app.command(cls=_Serve)
 @with_flags(ServeConfig, "model", as_text=True)
-def serve(config_file: _ConfigFile = None, **flags: str | None) -> None:
-    """Start an OpenAI-style server for one model."""
-    loaded, console = load({k: v for k, v in flags.items() if v is not None}, config_file, os.environ), Console()
-    _begin(loaded.config, console)
+def serve(ctx: typer.Context, config_file: _ConfigFile = None, **flags: str | None) -> None:
+    """Start an OpenAI-style server for one model. Options of `vllm serve` are taken, too (docs/vllm.md)."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    loaded, console = load(given | ctx.obj, config_file, os.environ), Console()
+    _begin(loaded, console)
     from hydrainfer.profiling.auto import settle
     from hydrainfer.serving import serve_forever
 
     serve_forever(settle(loaded, console), console)
 
 
-def _begin(config: ServeConfig, console: Console) -> None:
+def _begin(loaded: Loaded, console: Console) -> None:
     """Check the model, the layout and the stores, and say that a server starts. Called before the modules that take
     seconds to import. Raises `ConfigError` or `CheckpointError`."""
     from hydrainfer.checkpoint import model_folder, name_of
     from hydrainfer.families import architecture_of
     from hydrainfer.stores import check_stores
 
+    config = loaded.config
+    for note in loaded.notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     specs = () if config.layout == "auto" else read_layout(config.layout)
     check_stores(config, specs)
     folder = model_folder(config)
     architecture_of(folder)
-    console.print(f"starting {name_of(folder)}, layout {config.layout}", markup=False, highlight=False, soft_wrap=True)
+    said = f"starting {name_of(folder)}, layout {config.layout}" + (f": {in_words(specs)}" if specs else "")
+    console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -105,21 +118,63 @@ def demo(
     ] = builtin.PICTURE,
     question: Annotated[str, typer.Option(help="What to ask.")] = "What is in this picture?",
     max_tokens: Annotated[int, typer.Option(help="Length of the answer.", min=1)] = 48,
+    verbose: Annotated[bool, typer.Option(help="Also print the options that the server runs with.")] = False,
 ) -> None:
     """Start a server, ask it about a picture and print the streamed answer."""
     loaded, console = load({"port": 0, "model": model}), Console(highlight=False)
-    _begin(loaded.config, console)
-    from hydrainfer.demo import ask
+    _begin(loaded, console)
+    from hydrainfer.chatting import Server, ask_about
     from hydrainfer.serving import serve_in_background
 
-    with serve_in_background(loaded, console) as (url, instance):
+    with serve_in_background(loaded, console if verbose else Console(quiet=True)) as (url, instance):
         console.print(f"\n[bold]{image}[/bold]  {question}\n")
         start_s, first_s = time.perf_counter(), 0.0
-        for piece in ask(url, instance.name, image, question, max_tokens):
+        for piece in ask_about(Server(url, instance.name), str(image), question, max_tokens):
             first_s = first_s or time.perf_counter() - start_s
             console.print(piece, end="", markup=False, soft_wrap=True)
         total_s = time.perf_counter() - start_s
         console.print(f"\n\n[dim]first words after {first_s:.2f} s, done after {total_s:.2f} s[/dim]")
+
+
+@app.command()
+def chat(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="URL|MODEL", help="A server to talk to, or a model as `serve` takes it."),
+    ] = builtin.NAME,
+    model: Annotated[str | None, typer.Option(help="One of the server's models; default: the first.")] = None,
+    image: Annotated[
+        list[str] | None, typer.Option(help="A picture or video to show first, by path or URL; may be repeated.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(help="Length of each answer; default: the server's.", min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: the likeliest answer; default: the model's.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="HYDRAINFER_API_KEY", help="The server's key.")] = None,
+) -> None:
+    """Talk to a server, or to a model that is started for this, in the terminal. Piped text is one question."""
+    from hydrainfer.chatting import Conversation, Server, find_server
+    from hydrainfer.chatting.terminal import Terminal, ask_piped, is_piped
+
+    console, piped = Console(), is_piped()
+
+    def talk(server: Server) -> None:
+        conversation = Conversation(server, system, max_tokens=max_tokens, temperature=temperature)
+        for source in image or ():
+            conversation.show(source)
+        if piped:
+            ask_piped(conversation, console, sys.stdin.read())
+        else:
+            Terminal(conversation, console).run()
+
+    if target.startswith(("http://", "https://")):
+        talk(find_server(target, model, api_key))
+        return
+    loaded = load({"port": 0, "model": target, "access_log": False, "log_level": "warning"})
+    _begin(loaded, Console(stderr=True) if piped else console)
+    from hydrainfer.serving import serve_in_background
+
+    with serve_in_background(loaded, Console(quiet=True)) as (url, instance):
+        talk(Server(url, instance.name))
 
 
 app.add_typer(benching.app, name="bench")

@@ -302,14 +302,14 @@ def _opened(place: Place, contents: Contents, trial: Trial) -> CheckResult:
 
 def _tried(name: str, options: dict[str, object], what: str) -> CheckResult:
     """Start a server, ask its built-in model about a picture, and end it."""
-    from hydrainfer.demo import ask
+    from hydrainfer.chatting import Server, ask_about
     from hydrainfer.serving import serve_in_background
 
     begin_s = time.perf_counter()
     try:
         with serve_in_background(load({"port": 0, **options}), Console(quiet=True)) as (url, instance):
             ready_s = time.perf_counter() - begin_s
-            said = "".join(ask(url, instance.name, builtin.PICTURE, _QUESTION, 48))
+            said = "".join(ask_about(Server(url, instance.name), str(builtin.PICTURE), _QUESTION, 48))
     except Exception as e:  # any error is a result of the check
         why = e.message if isinstance(e, HydraError) else f"{type(e).__name__}: {e}"
         return CheckResult(name, "bad", f"{what} did not work: {why}")

@@ -295,6 +295,7 @@ def _server(
         root_path=config.root_path,
         host=config.host,
         max_connections=_max_connections(),
+        refuses_unknown=config.unknown_fields == "refuse",
     )
     recorder = instance.recorder
     app = create_app(

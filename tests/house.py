@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests import ages, circles, models_page, options_page
+from hydrainfer.config.vllm_names import NAMES
+from tests import ages, circles, models_page, options_page, readme_page, vllm_page
 
 LIMIT = 450
 ALLOWED: dict[str, str] = {}
@@ -40,9 +41,7 @@ def not_there() -> Iterator[str]:
     text = "".join(path.read_text() for path in code)
     options = set(re.findall(r"\b(\w+): |\bargs\.(\w+)|--([a-z][\w-]+)", text))
     options = {name.replace("-", "_") for found in options for name in found}
-    others = OTHERS | {
-        name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", " ".join(options_page.VLLM.values()))
-    }
+    others = OTHERS | NAMES.keys()
     for path in tracked("*.md"):
         document = path.read_text()
         said = {o.replace("-", "_") for o in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", document)}
@@ -55,12 +54,10 @@ def not_there() -> Iterator[str]:
 
 def complaints() -> list[str]:
     found = list(not_there())
-    page = options_page.PAGE.read_text()
-    if options_page.written(page) != page:
-        found.append("docs/options.md: not what the options are; run python -m tests.options_page")
-    page = models_page.PAGE.read_text()
-    if models_page.written(page) != page:
-        found.append("docs/models.md: not what the families are; run python -m tests.models_page")
+    for made in (options_page, models_page, readme_page, vllm_page):
+        page = made.PAGE.read_text()
+        if made.written(page) != page:
+            found.append(f"{made.PAGE.relative_to(ROOT)}: not what the code says; run python -m {made.__name__}")
     for path in tracked("*.py", "*.cpp", "*.cu", "*.h"):
         name, n = str(path.relative_to(ROOT)), len(path.read_text().splitlines())
         if n > LIMIT and name not in ALLOWED:

@@ -118,7 +118,13 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     emulated = cost_model_of(config) is not None
     grammars = None if emulated else load_grammars(model_folder(config), model.text.vocab, description.eos_ids)
     started: Started
-    recorder = PrometheusRecorder(names[0], lambda: started.engine.instances(), admission.waiting, config.prefix_cache)
+    recorder = PrometheusRecorder(
+        names[0],
+        lambda: started.engine.instances(),
+        admission.waiting,
+        config.prefix_cache,
+        config.metrics_prefix,
+    )
     told, n_context = (sessions.sink, recorder.record), description.n_context
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
         around = partial(Surroundings, *told, pixels=pixels.get, grammars=grammars)

@@ -6,12 +6,21 @@ places of files.
 
 from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.folders import cache_folder, keep, locked
-from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher, read_layout, settle, stores_of
+from hydrainfer.config.layout import (
+    InstanceSpec,
+    MachineShare,
+    choose_launcher,
+    in_words,
+    read_layout,
+    settle,
+    stores_of,
+)
 from hydrainfer.config.load import ENV_PREFIX, STORE_PASSWORD, STORE_USERNAME, Loaded, load, options
 from hydrainfer.config.read import RENAMED, check_known, converted, locate, read_yaml
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
 from hydrainfer.config.slo import Slo, inline_slo, is_slo_part, parse_slo, read_slo
 from hydrainfer.config.table import config_table
+from hydrainfer.config.vllm_names import of_vllm
 
 __all__ = [
     "ENV_PREFIX",
@@ -30,12 +39,14 @@ __all__ = [
     "config_table",
     "converted",
     "cost_model_of",
+    "in_words",
     "inline_slo",
     "is_slo_part",
     "keep",
     "load",
     "locate",
     "locked",
+    "of_vllm",
     "options",
     "parse_slo",
     "read_cost_model",

@@ -74,6 +74,20 @@ _OWN = (
 _GROUP_KEYS = [f.name for f in msgspec.structs.fields(_LayoutEntry)]
 
 
+_DOES = {Stage.ENCODE: "encodes pictures", Stage.PREFILL: "prefills prompts", Stage.DECODE: "decodes answers"}
+
+
+def in_words(specs: Sequence[InstanceSpec]) -> str:
+    """What the instances of a layout do: "1 instance that encodes pictures, 2 that prefill prompts and decode
+    answers"."""
+    counts, said = Counter(spec.role for spec in specs), list[str]()
+    for role, n in counts.items():
+        does = [text if n == 1 else text.replace("s ", " ", 1) for stage, text in _DOES.items() if role.runs(stage)]
+        noun = {(True, True): " instance", (True, False): " instances"}.get((not said, n == 1), "")
+        said.append(f"{n}{noun} that {' and '.join(filter(None, [', '.join(does[:-1]), does[-1]]))}")
+    return ", ".join(said)
+
+
 def read_layout(text: str) -> tuple[InstanceSpec, ...]:
     """The instances of a layout. `text`: a layout or the path of a file (.yaml, .yml). Raises `ConfigError` with a
     message of one line."""

@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 
 from hydrainfer import builtin
+from hydrainfer.config.foreign import adopt
 from hydrainfer.config.read import check_known, read_yaml
 from hydrainfer.config.schema import ServeConfig
+from hydrainfer.config.vllm_names import NAMES
 from hydrainfer.core import ConfigError
 
 ENV_PREFIX = "HYDRAINFER_"
@@ -41,10 +43,11 @@ _SIGNS = {">=": "of at least", "<=": "up to", ">": "above", "<": "below"}
 
 class Loaded(NamedTuple):
     """A loaded configuration. `provenance[field]` is "default", "built-in" (the model), the YAML file's path, the
-    variable's name or "flag"."""
+    variable's name or "flag". `notes`: a line for each option of vLLM that was given and sets nothing here."""
 
     config: ServeConfig
     provenance: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 class Option(NamedTuple):
@@ -76,9 +79,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     given: str = "flag",
 ) -> Loaded:
-    """Load the configuration. `flags` holds only the given flags, and `given` is what messages call one. Variables in
-    `environ` are ignored that Kubernetes sets for a service, or that hold the user and password of a store. Raises
-    `ConfigError` that names the source, the key and the accepted values."""
+    """Load the configuration. `flags` holds only the given flags, and `given` is what messages call one. Options may
+    have the names of vLLM (`vllm_names`). Variables in `environ` are ignored that Kubernetes sets for a service, or
+    that hold the user and password of a store. Raises `ConfigError` that names the source, the key and the accepted
+    values."""
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
     layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -89,16 +93,18 @@ def load(
         if is_ours and not _is_of_service(key, text):
             layers.append((key, {key.removeprefix(ENV_PREFIX).lower(): text}))
     layers.append((given, flags))
-    known = [o.name for o in options()]
+    known, notes = [o.name for o in options()], list[str]()
     for name, layer in layers:
-        for key, value in layer.items():
+        adopted = adopt(layer, NAMES, name)
+        notes += adopted.notes
+        for key, value in adopted.options.items():
             check_known(key, known, name, "`hydrainfer serve --help`")
             values[key], source[key] = value, name
     if "model" not in values:
         values["model"], source["model"] = builtin.NAME, "built-in"
     checked = {key: _convert(key, value, source[key]) for key, value in values.items()}
     provenance = {o.name: source.get(o.name, "default") for o in options()}
-    return Loaded(ServeConfig(**checked), provenance)
+    return Loaded(ServeConfig(**checked), provenance, tuple(notes))
 
 
 def _is_of_service(key: str, text: str) -> bool:

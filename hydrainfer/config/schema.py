@@ -124,6 +124,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         NotEmpty | None,
         _help("Server", "Whose pages may ask from a browser, e.g. https://chat.example.com; * is all; default: none."),
     ] = None
+    unknown_fields: Annotated[
+        Literal["refuse", "ignore"],
+        _help(
+            "Server",
+            "Fields of requests under /v1 that the server does not know: refuse, with the nearest that it knows, or "
+            "ignore and log each once.",
+        ),
+    ] = "refuse"
     access_log: Annotated[
         bool,
         _help(
@@ -140,6 +148,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["text", "json"], _help("Server", "Log lines, those of requests too, as text or as a JSON object each.")
     ] = "text"
     stats_s: Annotated[float, _help("Server", "While there is load, a line about it so often; 0: never.", ge=0)] = 10.0
+    metrics_prefix: Annotated[
+        str,
+        _help(
+            "Server",
+            "What the names of /metrics begin with; vllm: vLLM's dashboards show this server, too.",
+            pattern="^[a-zA-Z_][a-zA-Z0-9_]*$",
+            extra={"form": "letters, digits and _, such as vllm"},
+        ),
+    ] = "hydrainfer"
     otlp_endpoint: Annotated[
         NotEmpty | None,
         _help("Server", "Collector of OpenTelemetry traces (OTLP, HTTP), e.g. http://127.0.0.1:4318; default: none."),

@@ -16,6 +16,7 @@ _LEAST_TOP_P = 1e-9
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
+MAX_BAD_WORDS = 256
 MAX_PRIORITY = 2
 MAX_TOKEN_IDS = 1024  # of stop_token_ids and logit_bias, which are all examined for every token
 MAX_GRAMMAR_CHARS = 1 << 16
@@ -62,17 +63,17 @@ _FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The way tokens are sampled and a choice ends. Field names and defaults are vLLM's, except for `grammar` and its
-    `reasoning`, which the processor sets.
+    """The way tokens are sampled and a choice ends. Field names and defaults are vLLM's, except for `grammar` and what
+    the processor sets: the `reasoning` of a grammar, and `bad_ids`, the token ids of the `bad_words`.
 
     `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is
     made, so that a recomputed request draws the same numbers. `logprobs=k` asks for the chosen token's log-probability
     and the k most likely tokens; `prompt_logprobs=k` asks for the same of the prompt's tokens, which are then all
     computed, cached or not. `drafts=False`: none of its tokens is drafted, which changes none of them. `prediction`:
-    the text that the answer may turn out to be, which makes it faster where it is right. `stop` may be one string, and
-    `logit_bias` a dict of biases by token id. The fields hold plain values, which every message can carry. Raises
-    `InvalidRequest` naming the field.
-    """
+    the text that the answer may turn out to be, which makes it faster where it is right. `bad_words`: an answer does
+    not hold these, as they are written in the middle of a text or at its beginning; the same letters cut into other
+    tokens may come. `stop` may be one string, and `logit_bias` a dict of biases by token id. The fields hold plain
+    values, which every message can carry. Raises `InvalidRequest` naming the field."""
 
     n: int = 1
     max_tokens: int | None = 16
@@ -92,6 +93,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_ids: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
     drafts: bool = True
     prediction: str = ""
@@ -99,8 +102,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     reasoning: Reasoning | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):  # as in OpenAI's API, one string is a list of one
-            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+        for name in ("stop", "bad_words"):
+            if isinstance(getattr(self, name), str):  # as in OpenAI's API, one string is a list of one
+                msgspec.structs.force_setattr(self, name, (getattr(self, name),))
         if isinstance(self.logit_bias, Mapping):
             msgspec.structs.force_setattr(self, "logit_bias", tuple(self.logit_bias.items()))
         self._check_kinds()
@@ -132,6 +136,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "must fit in 64 bits", self.seed)
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"takes at most {MAX_STOP_STRINGS} strings", len(self.stop))
         _check(all(self.stop), "stop", "must not hold an empty string", list(self.stop))
+        n = len(self.bad_words)
+        _check(n <= MAX_BAD_WORDS, "bad_words", f"takes at most {MAX_BAD_WORDS} words", n)
+        _check(all(map(str.strip, self.bad_words)), "bad_words", "must not hold an empty word", list(self.bad_words))
         for name in ("stop_token_ids", "logit_bias"):
             n = len(getattr(self, name))
             _check(n <= MAX_TOKEN_IDS, name, f"takes at most {MAX_TOKEN_IDS} entries", n)
@@ -147,15 +154,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.structs.force_setattr(self, name, _plain(value))
         for name in _FLAGS:
             msgspec.structs.force_setattr(self, name, bool(getattr(self, name)))
-        for name in ("stop", "stop_token_ids", "logit_bias"):
+        for name in ("stop", "stop_token_ids", "logit_bias", "bad_words"):
             value = getattr(self, name)
             if not isinstance(value, tuple):
                 _check(value is None or isinstance(value, Sequence), name, "must be a list", repr(value))
                 msgspec.structs.force_setattr(self, name, tuple(value or ()))
         _check(isinstance(self.prediction, str), "prediction", "must be a text", repr(self.prediction))
-        for text in self.stop:
-            _check(isinstance(text, str), "stop", "must hold strings", repr(text))
-            _check(not _SURROGATE.search(text), "stop", "must not hold half a surrogate pair", repr(text))
+        for name in ("stop", "bad_words"):
+            for text in getattr(self, name):
+                _check(isinstance(text, str), name, "must hold strings", repr(text))
+                _check(not _SURROGATE.search(text), name, "must not hold half a surrogate pair", repr(text))
         for token in self.stop_token_ids:
             _check(isinstance(token, int), "stop_token_ids", "must hold token ids", repr(token))
         for pair in self.logit_bias:

@@ -69,7 +69,8 @@ class AnyresConfig(VisionConfig):
     def shape(self, width: int, fit: Fit) -> VisionShape:
         """The tower for a picture and its tiles, each a square; padding is removed after the tower. Patches per token
         are those of a picture of 4:3. Where it takes five squares, a square picture has a fifth fewer per token and one
-        of 3:2 a tenth more."""
+        of 3:2 a tenth more. Where many tiles are shrunk to `most` squares' worth of rows, a picture has up to five
+        times as many."""
         one = self.tower.shape(width, lambda *_: self.tower.patches)
         high, wide = best_pinpoint(*REFERENCE, self.pinpoints)
         squares = 1 + high * wide // self.tower.image_size**2

@@ -1,4 +1,4 @@
-"""The Prometheus page: vLLM's metric names with our prefix, so that only the prefix changes in existing dashboards."""
+"""The Prometheus page: vLLM's metric names with our prefix, or with any other, such as vLLM's for its dashboards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent, StoreStats
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
-PREFIX = "hydrainfer:"
+_PREFIX = "hydrainfer"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _KEPT = 1024  # timelines and ended requests that are kept
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -29,8 +29,10 @@ _HISTOGRAMS = {
     "request_encode_time_seconds": ("In encode.", _SECONDS),
     "request_prefill_time_seconds": ("In prefill.", _SECONDS),
     "request_decode_time_seconds": ("In decode.", _SECONDS),
+    "request_inference_time_seconds": ("In encode, prefill and decode.", _SECONDS),
     "request_prompt_tokens": ("Prompt tokens of a request, placeholders included.", _TOKENS),
     "request_generation_tokens": ("Tokens produced for a request.", _TOKENS),
+    "request_max_num_generation_tokens": ("Tokens of its longest choice; a choice is a request here.", _TOKENS),
 }
 
 _OF_INSTANCES = {
@@ -94,7 +96,7 @@ class Ended(NamedTuple):
 class PrometheusRecorder:
     """Builds metrics from lifecycle events. `record` is called by one thread at a time; `page`, `timings`, `stopped`,
     `ended_after` and `n_tokens` may be used by any thread. `instances` and `waiting` are called at each scrape.
-    `prefix_cache`: whether requests share KV."""
+    `prefix_cache`: whether requests share KV. `prefix`: what all names begin with, before a colon."""
 
     def __init__(
         self,
@@ -102,7 +104,9 @@ class PrometheusRecorder:
         instances: Callable[[], list[InstanceInfo]],
         waiting: Callable[[], QueueStats] = QueueStats,
         prefix_cache: bool = True,
+        prefix: str = _PREFIX,
     ) -> None:
+        prefix += ":"
         self._registry = CollectorRegistry()
         self._done: dict[str, Timeline] = {}  # the latest timelines that `timings` has not returned yet
         self._lock = threading.Lock()  # around `_done`, `_ended` and `_stopped`
@@ -112,12 +116,12 @@ class PrometheusRecorder:
         self._timelines = Timelines(self._request_done)
         labels = ("model_name",)
         self._histograms = {
-            name: Histogram(PREFIX + name, doc, labels, buckets=buckets, registry=self._registry).labels(model)
+            name: Histogram(prefix + name, doc, labels, buckets=buckets, registry=self._registry).labels(model)
             for name, (doc, buckets) in _HISTOGRAMS.items()
         }
 
         def counter(name: str, doc: str, *by: str) -> Counter:
-            return Counter(PREFIX + name, doc, (*labels, *by), registry=self._registry)
+            return Counter(prefix + name, doc, (*labels, *by), registry=self._registry)
 
         doc = "Time spent in each of the eight intervals of a request's life."
         self._interval_s = counter("request_interval_seconds", doc, "interval")
@@ -131,11 +135,11 @@ class PrometheusRecorder:
         doc = "Times that a request went on elsewhere because its instance had died."
         self._recovered = counter("requests_recovered", doc).labels(model)
         facts = (*labels, "enable_prefix_caching")
-        info = Gauge(PREFIX + "cache_config_info", "How the caches are set up.", facts, registry=self._registry)
+        info = Gauge(prefix + "cache_config_info", "How the caches are set up.", facts, registry=self._registry)
         info.labels(model, str(prefix_cache)).set(1)
         self._model = model
-        self._registry.register(_InstancesCollector(model, instances))
-        self._registry.register(_WaitingCollector(model, waiting))
+        self._registry.register(_InstancesCollector(model, instances, prefix))
+        self._registry.register(_WaitingCollector(model, waiting, prefix))
 
     def record(self, event: LifecycleEvent) -> None:
         timeline = self._timelines.record(event)
@@ -187,6 +191,7 @@ class PrometheusRecorder:
                 assert timeline.finished_s is not None
                 figures = len(timeline.token_s), timeline.ttft_s, timeline.tpot_s, timeline.e2e_s, timeline.intervals_s
                 self._ended.append(Ended(number, timeline.finished_s, *figures))
+        spent = [s for stage in ("encode", "prefill", "decode") if (s := timeline.intervals_s.get(stage)) is not None]
         observe = {
             "request_time_per_output_token_seconds": timeline.tpot_s,
             "e2e_request_latency_seconds": timeline.e2e_s,
@@ -194,7 +199,9 @@ class PrometheusRecorder:
             "request_encode_time_seconds": timeline.intervals_s.get("encode"),
             "request_prefill_time_seconds": timeline.intervals_s.get("prefill"),
             "request_decode_time_seconds": timeline.intervals_s.get("decode"),
+            "request_inference_time_seconds": sum(spent) if spent else None,
             "request_generation_tokens": len(timeline.token_s),
+            "request_max_num_generation_tokens": len(timeline.token_s),
         }
         for name, value in observe.items():
             if value is not None:
@@ -209,18 +216,18 @@ class PrometheusRecorder:
 
 
 class _WaitingCollector(Collector):
-    def __init__(self, model: str, waiting: Callable[[], QueueStats]) -> None:
-        self._model = model
+    def __init__(self, model: str, waiting: Callable[[], QueueStats], prefix: str) -> None:
+        self._model, self._prefix = model, prefix
         self._waiting = waiting
 
     def collect(self) -> Iterator[Metric]:
         waiting = self._waiting()
         doc = "Seconds of work that waits for its first token, or (decoding) for its pictures to be decoded."
-        queue_s = GaugeMetricFamily(PREFIX + "admission_queue_seconds", doc, labels=["model_name", "kind"])
+        queue_s = GaugeMetricFamily(self._prefix + "admission_queue_seconds", doc, labels=["model_name", "kind"])
         doc = "Requests refused with 429 by admission, by what had no room."
-        refused = CounterMetricFamily(PREFIX + "requests_refused", doc, labels=["model_name", "reason"])
+        refused = CounterMetricFamily(self._prefix + "requests_refused", doc, labels=["model_name", "reason"])
         doc = "Requests that wait to be prepared; no instance has them yet."
-        unprepared = GaugeMetricFamily(PREFIX + "num_requests_unprepared", doc, labels=["model_name", "kind"])
+        unprepared = GaugeMetricFamily(self._prefix + "num_requests_unprepared", doc, labels=["model_name", "kind"])
         for kind, n in waiting.unprepared.items():
             unprepared.add_metric([self._model, kind], n)
         for kind, seconds in waiting.queue_s.items():
@@ -233,8 +240,8 @@ class _WaitingCollector(Collector):
 class _InstancesCollector(Collector):
     """The metrics read from the instances at each scrape: a sample per live instance, labelled `engine` as in vLLM."""
 
-    def __init__(self, model: str, instances: Callable[[], list[InstanceInfo]]) -> None:
-        self._model = model
+    def __init__(self, model: str, instances: Callable[[], list[InstanceInfo]], prefix: str) -> None:
+        self._model, self._prefix = model, prefix
         self._instances = instances
 
     def describe(self) -> list[Metric]:
@@ -242,10 +249,10 @@ class _InstancesCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         labels = ["model_name", "engine"]
-        up = GaugeMetricFamily(PREFIX + "instance_up", "1 unless the instance is dead.", labels=[*labels, "role"])
+        up = GaugeMetricFamily(self._prefix + "instance_up", "1 unless the instance is dead.", labels=[*labels, "role"])
         gauges: dict[str, GaugeMetricFamily] = {}
         counters: dict[str, CounterMetricFamily] = {}
-        drafts = _DraftFamilies(self._model)
+        drafts = _DraftFamilies(self._model, self._prefix)
         for info in self._instances():
             up.add_metric([self._model, info.name, info.role], float(info.state != "dead"))
             if info.stats is None or info.state == "dead":
@@ -253,12 +260,12 @@ class _InstancesCollector(Collector):
             for name, value in _gauges(info.stats).items():
                 gauge = gauges.get(name)
                 if gauge is None:
-                    gauge = gauges[name] = GaugeMetricFamily(PREFIX + name, _doc(name), labels=labels)
+                    gauge = gauges[name] = GaugeMetricFamily(self._prefix + name, _doc(name), labels=labels)
                 gauge.add_metric([self._model, info.name], value)
             for name, value in _counters(info.stats).items():
                 counter = counters.get(name)
                 if counter is None:
-                    counter = counters[name] = CounterMetricFamily(PREFIX + name, _doc(name), labels=labels)
+                    counter = counters[name] = CounterMetricFamily(self._prefix + name, _doc(name), labels=labels)
                 counter.add_metric([self._model, info.name], value)
             drafts.add(info.name, info.stats)
         yield from (up, *gauges.values(), *counters.values(), *drafts.families)
@@ -267,12 +274,12 @@ class _InstancesCollector(Collector):
 class _DraftFamilies:
     """The counters of drafts, by drafter (`method`), with vLLM's names."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, prefix: str) -> None:
         self._model = model
         labels = ["model_name", "engine", "method"]
 
         def family(name: str, doc: str, *more: str) -> CounterMetricFamily:
-            return CounterMetricFamily(f"{PREFIX}spec_decode_{name}", doc, labels=[*labels, *more])
+            return CounterMetricFamily(f"{prefix}spec_decode_{name}", doc, labels=[*labels, *more])
 
         self._steps = family("num_drafts", "Decode steps of a sequence that verified drafts.")
         self._drafted = family("num_draft_tokens", "Drafts that were verified.")

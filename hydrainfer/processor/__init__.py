@@ -20,6 +20,7 @@ from hydrainfer.processor.messages import (
 )
 from hydrainfer.processor.pictures import (
     ClipImages,
+    Counting,
     ImageAdapter,
     InnerText,
     MediaItem,
@@ -48,6 +49,7 @@ from hydrainfer.processor.text import (
     encode,
     encode_rendered,
     load_description,
+    load_tokenizer,
     together,
 )
 from hydrainfer.processor.video import VideoLimits, open_video
@@ -61,6 +63,7 @@ __all__ = [
     "ChatMessage",
     "ChatOptions",
     "ClipImages",
+    "Counting",
     "Detokenizer",
     "Encodable",
     "FetchLimits",
@@ -97,6 +100,7 @@ __all__ = [
     "encode_rendered",
     "image_adapter",
     "load_description",
+    "load_tokenizer",
     "open_video",
     "parse_messages",
     "parse_prompts",

@@ -42,6 +42,7 @@ from hydrainfer.processor.text import (
     in_order,
     predicted,
     resolve_max_tokens,
+    spellings,
 )
 from hydrainfer.processor.workers import Adapters, JobTicket, MediaWorkers, Preprocessor, Seal
 
@@ -368,6 +369,9 @@ class Processor:
         predicted_ids = predicted(sampling.prediction, self.model)
         if sampling.prediction:
             sampling = msgspec.structs.replace(sampling, prediction="")
+        if sampling.bad_words:
+            bad_ids = spellings(sampling.bad_words, self.model)
+            sampling = msgspec.structs.replace(sampling, bad_words=(), bad_ids=bad_ids)
         seeds = [secrets.randbits(63) if sampling.seed is None else sampling.seed for _ in token_lists]
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # cached KV has no log-probabilities
         chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]

@@ -85,6 +85,9 @@ def plan_sampling(work: list[TokenWork], follows: Sequence[int] | None = None) -
             ends = s.stop_token_ids if s.ignore_eos else s.stop_token_ids + request.eos_ids
             if ends:
                 plan.banned.append((row, ends))
+        if s.bad_ids:
+            produced = [*seq.tokens[request.n_prompt :], *drafts]
+            plan.banned += [(row, ids[-1:]) for ids in s.bad_ids if _ends_with(produced, ids[:-1])]
         if s.logit_bias:
             ids, values = zip(*s.logit_bias)
             plan.biases.append((row, ids, values))
@@ -97,6 +100,10 @@ def plan_sampling(work: list[TokenWork], follows: Sequence[int] | None = None) -
         if s.logprobs is not None:
             plan.logprobs.append((row, s.logprobs))
     return plan
+
+
+def _ends_with(produced: list[int], ids: tuple[int, ...]) -> bool:
+    return not ids or tuple(produced[-len(ids) :]) == ids
 
 
 def _penalty(row: int, tokens: list[int], n_prompt: int, s: SamplingParams, last: int) -> Penalty:

@@ -33,15 +33,15 @@ class Decodes:
         """`next` for the batch after one of decodes that is still being computed. A sequence in that batch continues
         with the token sampled there. A sequence waits for that token if it will be its last, or if blocks are then
         published or given back, because blocks in a running batch must stay in place. None if nobody may continue yet:
-        a tenant waits for a place, a grammar needs to know its token, or there is no room, for which others may have to
-        leave."""
+        a tenant waits for a place, a grammar or bad words need to know its token, or there is no room, for which others
+        may have to leave."""
         if self._places.short:
             return None
         work: list[TokenWork] = []
         for seq in self._decoding.values():
             at = seq.n_computed + seq.in_flight
             if seq.in_flight:
-                if seq.request.sampling.grammar is not None:
+                if seq.request.sampling.grammar is not None or seq.request.sampling.bad_ids:
                     return None
                 if at + 1 >= seq.n_most or at >= seq.hold.due:
                     continue

@@ -8,10 +8,13 @@ Of the scheduler it knows only the rank by which requests wait; of tensors and c
 from hydrainfer.server.app import ServerSettings, create_app
 from hydrainfer.server.door import Connection, OverloadControl, Tenants
 from hydrainfer.server.http import StatsLine, read_origins, written_logs
-from hydrainfer.server.live import Intake, Sessions, TokenStream, Traces, open_traces
+from hydrainfer.server.live import Completion, Delta, Intake, Sessions, TokenStream, Traces, open_traces
+from hydrainfer.server.openai import grammar_of
 
 __all__ = [
+    "Completion",
     "Connection",
+    "Delta",
     "Intake",
     "OverloadControl",
     "ServerSettings",
@@ -21,6 +24,7 @@ __all__ = [
     "TokenStream",
     "Traces",
     "create_app",
+    "grammar_of",
     "open_traces",
     "read_origins",
     "written_logs",

@@ -42,7 +42,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     pages may send requests from a browser; `*` allows all. `root_path`: the prefix under which a proxy serves the
     application; requests may come with it or without. `host`: the address that the server binds to; if that is loopback
     and no key is needed, only the names of `Hosts` may be in a request's `Host`. `max_connections`: those of
-    clients that may be open at once."""
+    clients that may be open at once. `refuses_unknown`: requests with fields that nobody knows."""
 
     model_names: tuple[str, ...]
     version: str
@@ -52,6 +52,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     root_path: str = ""
     host: str = ""
     max_connections: int = sys.maxsize
+    refuses_unknown: bool = True
 
 
 def create_app(
@@ -102,7 +103,7 @@ def create_app(
     if settings.root_path:
         app.add_middleware(Prefixed, prefix=settings.root_path)
     answers = Answers(intake, settings.model_names, wall_clock)
-    bodies = Bodies(settings.max_body_bytes, intake.timeout_s, FieldCheck(spoken.known).check)
+    bodies = Bodies(settings.max_body_bytes, intake.timeout_s, FieldCheck(spoken.known, settings.refuses_unknown).check)
     app.include_router(_open_routes(settings, intake, lambda: metrics() + door.counts.page()))
     guarded = [Depends(_require_key(tenants))]
     app.include_router(page_routes())
@@ -134,6 +135,15 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
         if why_not is None:
             return json_response({"status": "ready"})
         return json_response(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
+
+    @router.post("/ping", include_in_schema=False)
+    @router.get("/ping", summary="As /health, under the name that SageMaker asks for")
+    async def ping() -> Response:
+        return await health()
+
+    @router.get("/load", summary="How many requests are under way")
+    async def load() -> Response:
+        return json_response({"server_load": intake.sessions.n_live})
 
     @router.get("/metrics", summary="Prometheus metrics")
     async def prometheus() -> Response:

@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 
 from hydrainfer.server.http import Protocols, Schema, object_schema
 
-_OPEN = ("/health", "/ready", "/metrics", "/version")
+_OPEN = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")
 _REF = "#/components/schemas/{model}"
 
 

@@ -11,7 +11,7 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text("model: from-yaml\nport: 1\ntoken_budget: 7\nimage_budget: 3\n")
     env = {ENV_PREFIX + "PORT": "2", ENV_PREFIX + "TOKEN_BUDGET": "8", "OTHER": "x"}
-    config, provenance = load({"port": 3}, path, env)
+    config, provenance, _ = load({"port": 3}, path, env)
     assert (config.model, config.port, config.token_budget, config.image_budget) == ("from-yaml", 3, 8, 3)
     assert provenance["port"] == "flag"
     assert provenance["token_budget"] == "HYDRAINFER_TOKEN_BUDGET"
@@ -23,7 +23,7 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
     ("flags", "message"),
     [
         ({"modle": "x"}, "unknown option 'modle'.*did you mean model"),
-        ({"tensor_parallel_size": 2}, "unknown option 'tensor_parallel_size' .flag.; `hydrainfer serve --help` lists"),
+        ({"tensor_paralel_size": 2}, "unknown option 'tensor_paralel_size' .flag.; `hydrainfer serve --help` lists"),
         ({"model": "x", "port": 70000}, "port .flag.: must be a whole number up to 65535, got 70000"),
         ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, emulated, got 'tpu'"),
         (
@@ -121,7 +121,7 @@ def test_no_option_is_mistaken_for_a_service():
 
 
 def test_the_built_in_model_serves_those_who_name_none():
-    config, provenance = load({}, None, {})
+    config, provenance, _ = load({}, None, {})
     assert config.model == builtin.NAME
     assert provenance["model"] == "built-in"
     assert load({}, None, {ENV_PREFIX + "MODEL": "x"}).provenance["model"] == ENV_PREFIX + "MODEL"

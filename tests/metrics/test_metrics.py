@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
@@ -51,6 +53,33 @@ def test_timeline_has_the_papers_latencies():
         "decode_queue": 0.125,
         "decode": 2.875,
     }
+
+
+DASHBOARD = (
+    *(f"e2e_request_latency_seconds_{part}" for part in ("bucket", "sum", "count")),
+    *(f"time_to_first_token_seconds_{part}" for part in ("bucket", "sum", "count")),
+    *(f"inter_token_latency_seconds_{part}" for part in ("bucket", "sum", "count")),
+    *("prompt_tokens_total", "generation_tokens_total", "request_success_total", "kv_cache_usage_perc"),
+    *("num_requests_running", "num_requests_waiting", "request_prompt_tokens_bucket"),
+    *("request_generation_tokens_bucket", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum"),
+    *("request_decode_time_seconds_sum", "request_max_num_generation_tokens_sum"),
+    *("request_inference_time_seconds_sum", "request_time_per_output_token_seconds_bucket"),
+    *("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
+)
+"""The series that the panels of vLLM's Grafana dashboards query, of a model_name."""
+
+
+def test_dashboards_of_vllm_find_all_their_series():
+    recorder = PrometheusRecorder("m", lambda: INSTANCES, prefix="vllm")
+    for e in events():
+        recorder.record(e)
+    page = recorder.page().decode()
+    for name in DASHBOARD:
+        values = re.findall(rf'^vllm:{name}{{[^}}]*model_name="m"[^}}]*}} (\S+)$', page, re.MULTILINE)
+        assert values, name
+        assert any(float(value) > 0 for value in values) or name.startswith(("num_requests_waiting", "prefix")), name
+    assert "hydrainfer:" not in page
+    assert 'vllm:request_inference_time_seconds_sum{model_name="m"} 4.625' in page  # 1 + 0.75 + 2.875
 
 
 def test_the_page_carries_the_names_dashboards_key_on():

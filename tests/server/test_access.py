@@ -166,6 +166,9 @@ def test_whole_numbers_may_have_a_point(server):
 
 
 def test_health_may_be_asked_for_its_head(server):
+    assert server.http.get("/load").json() == {"server_load": 0}
+    for ask in (server.http.get, server.http.post):
+        assert ask("/ping").json() == {"status": "ok"}
     said = server.http.head("/health")
     assert said.status_code == 200 and said.content == b""
 

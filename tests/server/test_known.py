@@ -1,6 +1,8 @@
-"""Every documented request field of the protocols is honoured, refused by name, or harmless; others are logged once."""
+"""Every documented request field of the protocols is honoured, refused by name, or harmless; others are refused, or
+logged once."""
 
 import logging
+import random
 from typing import Any
 
 import ollama
@@ -12,6 +14,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as Text
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as Responses
 
+from hydrainfer.core import InvalidRequest
 from hydrainfer.server.http.known import FieldCheck
 from hydrainfer.server.http.protocol import Protocols
 from hydrainfer.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
@@ -132,8 +135,39 @@ def test_options_of_ollama_that_would_change_the_answer_are_refused(server):
         assert server.post("/api/chat", **LEAST["/api/chat"], options={name: value}).status_code == 200
 
 
+@pytest.mark.parametrize("path", [path for path in ENDPOINTS if path.startswith("/v1/")])
+def test_a_misspelt_field_is_refused_with_the_one_that_was_meant(path):
+    """200 names in all, each with one letter left out, doubled, turned with its neighbour, or another."""
+    rng, check = random.Random(path), FieldCheck(ENDPOINTS)
+    known = ENDPOINTS[path]
+    taken = {*known.honoured, *known.refused, *known.harmless}
+    meant = sorted(name for name in known.honoured if len(name) > 3)
+    right, n = 0, 0
+    while n < 50:
+        name = rng.choice(meant)
+        i, letter = rng.randrange(1, len(name) - 1), rng.choice("abcdefghijklmnopqrstuvwxyz")
+        turned = name[:i] + name[i + 1] + name[i] + name[i + 2 :]
+        wrong = rng.choice([name[:i] + name[i + 1 :], name[:i] + name[i:], turned, name[:i] + letter + name[i + 1 :]])
+        if wrong in taken:
+            continue
+        n += 1
+        with pytest.raises(InvalidRequest) as e:
+            check.check(path, {wrong: 1})
+        assert e.value.param == wrong and repr(wrong) in e.value.message
+        right += e.value.message.endswith(f"did you mean {name}?")
+    assert right >= 48, f"{right} of {n}"
+
+
+def test_a_name_that_is_like_none_is_refused_without_a_guess(server):
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        response = server.post(path, **LEAST[path], zzz=5)
+        assert response.status_code == 400
+        assert "unknown field 'zzz'; remove it, or start the server with --unknown-fields ignore" in response.text
+
+
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_an_unknown_field_is_ignored_and_logged_once(server, path, caplog):
+def test_an_unknown_field_that_is_let_pass_is_logged_once(start, path, caplog):
+    server = start(refuses_unknown=False)
     name = f"field_of_{path.replace('/', '_')}\n"
     with caplog.at_level(logging.WARNING, "hydrainfer.server.known"):
         for _ in range(3):
@@ -143,7 +177,7 @@ def test_an_unknown_field_is_ignored_and_logged_once(server, path, caplog):
 
 
 def test_names_of_unknown_fields_take_little_memory_and_few_lines(caplog):
-    check = FieldCheck(ENDPOINTS)
+    check = FieldCheck(ENDPOINTS, refuses=False)
     with caplog.at_level(logging.WARNING, "hydrainfer.server.known"):
         for i in range(1000):
             check.check("/v1/completions", {f"{i} {'x' * 5000}": 1, "prompt": "x"})

@@ -22,7 +22,9 @@ LIMITS = MediaLimits(max_images=3)
 
 @pytest.fixture(scope="module")
 def workers():
-    workers = MediaWorkers(2, LIMITS, job_limit_s=3.0, by_torch=True)  # loaded before the first picture, not in its time
+    workers = MediaWorkers(
+        2, LIMITS, job_limit_s=3.0, by_torch=True
+    )  # loaded before the first picture, not in its time
     yield workers
     workers.close()
 

@@ -118,7 +118,7 @@ def test_earlier_reasoning_is_shown_to_templates_that_want_it(client, thinker):
     assert bad.status_code == 400 and bad.json()["error"]["code"] == "placeholder_in_text"
 
 
-HI = {"messages": [USER], "input": "hi", "max_tokens": 99, "stream": False}
+HI = {"messages": [USER], "max_tokens": 99, "stream": False}
 UNTOLD = {"/v1/messages": {}, "/api/chat": {"think": False}, "/api/generate": {"think": False, "prompt": "hi"}}
 TOLD = {
     "/v1/messages": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
@@ -128,10 +128,15 @@ TOLD = {
 }
 
 
+def hi(path):
+    """The least that a path takes."""
+    return HI if path != "/v1/responses" else {"input": "hi", "max_output_tokens": 99, "stream": False}
+
+
 @pytest.mark.parametrize("path", UNTOLD)
 def test_other_protocols_leave_it_out(thinker, path):
     thinker.say = thinker.say if path == "/v1/messages" else ANSWER  # where it is turned off
-    said = thinker.post(path, **HI, **UNTOLD[path])
+    said = thinker.post(path, **hi(path), **UNTOLD[path])
     assert said.status_code == 200 and ANSWER in said.text and "for three" not in json.dumps(said.json())
 
 
@@ -152,13 +157,13 @@ def told(path, body):
 
 @pytest.mark.parametrize("path", TOLD)
 def test_other_protocols_tell_it(thinker, path):
-    said = thinker.post(path, **HI, **TOLD[path])
+    said = thinker.post(path, **hi(path), **TOLD[path])
     assert said.status_code == 200 and told(path, said.json()) == (THOUGHT, ANSWER)
 
 
 @pytest.mark.parametrize("path", TOLD)
 def test_other_protocols_stream_it(thinker, path):
-    lines = thinker.post(path, **{**HI, **TOLD[path], "stream": True}).text.splitlines()
+    lines = thinker.post(path, **{**hi(path), **TOLD[path], "stream": True}).text.splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith(("data: {", "{"))]
     if path == "/v1/messages":
         begun = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
@@ -200,7 +205,7 @@ def test_reasoning_of_earlier_turns_comes_back_to_the_template(thinker, path):
         body = {"input": [USER, thought, {"role": "assistant", "content": "Two."}, USER]}
     elif path not in past:
         return
-    assert thinker.post(path, **{**HI, **body}).status_code == 200
+    assert thinker.post(path, **{**hi(path), **body}).status_code == 200
     ids = list(thinker.engine.submitted[-1].prompt_ids)
     shown = "zq thought" in thinker.model.tokenizer.decode(ids, skip_special_tokens=False)
     assert shown == (not thinker.begins)
@@ -225,5 +230,5 @@ def test_effort_turns_it_off_and_is_refused_where_nobody_reasons(thinker, server
     assert prompt.rstrip().endswith("</think>")
     asked = {**TOLD, "/v1/chat/completions": {"reasoning_effort": "high"}, "/api/chat": {"think": True}}
     for path, more in asked.items():
-        refused = server.post(path, **{**HI, **more})
+        refused = server.post(path, **{**hi(path), **more})
         assert refused.status_code == 400 and "does not reason" in refused.text, path

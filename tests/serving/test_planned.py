@@ -11,10 +11,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hydrainfer.builtin import PICTURE
+from hydrainfer.chatting import Server, ask_about
 from hydrainfer.cli import app
 from hydrainfer.config import load, read_layout
 from hydrainfer.core import ConfigError
-from hydrainfer.demo import ask
 from hydrainfer.planner.costs import read_cost_file
 from hydrainfer.profiling.auto import settle
 from hydrainfer.serving import serve_in_background
@@ -38,7 +38,7 @@ def quiet():
 
 def answers(loaded):
     with serve_in_background(loaded, quiet()) as (url, instance):
-        text = "".join(ask(url, instance.name, PICTURE, "What is this?", 8))
+        text = "".join(ask_about(Server(url, instance.name), str(PICTURE), "What is this?", 8))
         health = httpx.get(f"{url}/health").json()
     return text, health
 

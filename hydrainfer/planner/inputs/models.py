@@ -17,6 +17,8 @@ from hydrainfer.planner.costs import ModelShape
 from hydrainfer.planner.inputs.workloads import PromptRules, words_to_tokens
 from hydrainfer.processor import (
     ChatMessage,
+    Counting,
+    ImageAdapter,
     ImagePart,
     ModelDescription,
     TextPart,
@@ -83,6 +85,7 @@ def prompts_of(name: str) -> PromptRules:
         n_context=parsed.model.text.context,
         whole=bool(parsed.model.sees_whole),
         inner=_inner(parsed.model),
+        among=_among(parsed.model),
     )
 
 
@@ -90,7 +93,19 @@ def _fit(model: ModelConfig) -> Fit | None:
     adapter = image_adapter(model)
     if adapter is None:
         return None
+    return _counted(adapter)
+
+
+def _counted(adapter: ImageAdapter) -> Fit:
     return lambda width, height: adapter.fit(width, height).n_tokens
+
+
+def _among(model: ModelConfig) -> Callable[[int], Fit] | None:
+    """A function from the number of a prompt's pictures to the tokens of each; None if the number does not matter."""
+    adapter = image_adapter(model)
+    if isinstance(adapter, Counting):
+        return lambda n_pictures: _counted(adapter.among(n_pictures))
+    return None
 
 
 def _inner(model: ModelConfig) -> Fit | None:

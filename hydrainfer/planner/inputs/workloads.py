@@ -40,7 +40,8 @@ class PromptRules(NamedTuple):
     """A model's rules for counting tokens. `picture(width, height)`: embedding tokens, None for a model without vision;
     `text(text, n_pictures)`: all other tokens of a prompt, chat template included; `n_context`: most tokens of prompt
     and answer together. `whole`: see `TraceRequest`. `inner(width, height)`: tokens between the placeholders of a
-    picture, which `text` does not count; None if no picture has any."""
+    picture, which `text` does not count; None if no picture has any. `among(n_pictures)`: `picture` for a prompt with
+    so many pictures; None if their number does not matter."""
 
     name: str
     picture: Callable[[int, int], int] | None
@@ -48,6 +49,7 @@ class PromptRules(NamedTuple):
     n_context: int
     whole: bool = False
     inner: Callable[[int, int], int] | None = None
+    among: Callable[[int], Callable[[int, int], int]] | None = None
 
 
 class _PictureSize(NamedTuple):
@@ -171,11 +173,14 @@ def _parts_of(pieces: Sequence[_Text | _PictureSize], prompts: PromptRules) -> I
     texts: list[str] = []
     n_pictures = n_before = 0
     last = max(i for i, piece in enumerate(pieces) if isinstance(piece, _Text))
+    n_all = sum(isinstance(piece, _PictureSize) for piece in pieces)
+    picture = prompts.picture if prompts.among is None else prompts.among(n_all)
     for i, piece in enumerate(pieces):
         if isinstance(piece, _PictureSize):
-            assert prompts.picture is not None
+            assert picture is not None
             n_pictures += 1
-            yield PromptPart(f"picture {piece.name}", prompts.picture(piece.width, piece.height), True)
+            n_tokens = picture(piece.width, piece.height)
+            yield PromptPart(f"picture {piece.name} {n_tokens}", n_tokens, True)
             n_inner = 0 if prompts.inner is None else prompts.inner(piece.width, piece.height)
             if n_inner:
                 yield PromptPart(f"inside {piece.name}", n_inner)
@@ -183,7 +188,7 @@ def _parts_of(pieces: Sequence[_Text | _PictureSize], prompts: PromptRules) -> I
         texts.append(piece.text)
         n_shown = n_pictures
         if i == last:
-            n_shown = sum(isinstance(p, _PictureSize) for p in pieces)
+            n_shown = n_all
         n_tokens = max(n_before, int(i == last), prompts.text("\n".join(texts), n_shown))
         if n_tokens > n_before:
             yield PromptPart(ANSWER if piece.answer else f"text {piece.text}", n_tokens - n_before)

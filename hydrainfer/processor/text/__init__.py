@@ -5,7 +5,7 @@ Called by `Processor`, by `server` for streams, by `assemble` and `planner` for 
 """
 
 from hydrainfer.processor.text.answer import answer_stream
-from hydrainfer.processor.text.checkpoint import ModelDescription, load_description
+from hydrainfer.processor.text.checkpoint import ModelDescription, load_description, load_tokenizer
 from hydrainfer.processor.text.detokenize import Detokenizer, TextStream
 from hydrainfer.processor.text.harmony_form import harmony_grammar
 from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream, CallDelta, together
@@ -20,6 +20,7 @@ from hydrainfer.processor.text.prompt import (
     in_order,
     predicted,
     resolve_max_tokens,
+    spellings,
 )
 from hydrainfer.processor.text.reasoning import Thinking
 from hydrainfer.processor.text.tool_format import FORMATS, HARMONY, ToolFormat, calls_grammar
@@ -49,7 +50,9 @@ __all__ = [
     "harmony_grammar",
     "in_order",
     "load_description",
+    "load_tokenizer",
     "predicted",
     "resolve_max_tokens",
+    "spellings",
     "together",
 ]

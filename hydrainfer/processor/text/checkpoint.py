@@ -150,6 +150,11 @@ def _template(
     return ChatTemplate(tokenizer, sources["default"], picture, video, how, reasoning, name, for_tools, written)
 
 
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a checkpoint directory, one of `transformers`. Raises `CheckpointError`."""
+    return _load_tokenizer(path, parse_config(path).hf)
+
+
 def _load_tokenizer(path: Path, hf: Any) -> Any:
     from transformers import AutoTokenizer
 

@@ -216,6 +216,19 @@ def predicted(text: str, model: ModelDescription) -> tuple[int, ...]:
     return ids
 
 
+def spellings(words: Sequence[str], model: ModelDescription) -> tuple[tuple[int, ...], ...]:
+    """The token ids of each of these words, at the beginning of a text and behind a space. Raises `InvalidRequest`."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        check_length(word, model, "bad_words")
+        check_text(word, model, "bad_words")
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            ids = tuple(encode(text, model, add_special=False))
+            check_known(ids, model, "bad_words")
+            found[ids] = None
+    return tuple(found)
+
+
 def _placeholder_in_text(placeholder: str, param: str) -> InvalidRequest:
     return InvalidRequest(
         f"the text holds {placeholder}, which stands for a picture in this model's prompts; "

@@ -22,7 +22,14 @@ from hydrainfer.metrics import HttpCounts
 
 access_log = logging.getLogger("hydrainfer.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_PROBES = (b"/health", b"/ready", b"/metrics", b"/v1/overview")  # polled; logged at DEBUG unless they fail
+_PROBES = (
+    b"/health",
+    b"/ready",
+    b"/ping",
+    b"/load",
+    b"/metrics",
+    b"/v1/overview",
+)  # polled; logged at DEBUG unless they fail
 _EACH = 20  # refusals per second that get a line of their own
 EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 """Response headers that pages of other origins may read (CORS)."""

@@ -1,8 +1,9 @@
 """The fields that the clients of a path may send: honoured, refused by name because dropping them would change the
-answer in silence, or harmless. Any other is logged once."""
+answer in silence, or harmless. Any other is refused, or logged once."""
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -63,23 +64,27 @@ EXTENSIONS = (
 
 
 class FieldCheck:
-    """The check of a body's fields by the table of its endpoint. Each unknown field is logged once, up to
-    `_MOST_NOTED` of them, since clients choose the names."""
+    """The check of a body's fields by the table of its endpoint. Unknown fields of paths under /v1 are refused, as
+    OpenAI does: a misspelt name would give another answer without a trace. Others are logged once, up to `_MOST_NOTED`
+    of them, since clients choose the names."""
 
-    def __init__(self, known: Mapping[str, KnownFields]) -> None:
-        """`known`: by path."""
-        self._known = known
+    def __init__(self, known: Mapping[str, KnownFields], refuses: bool = True) -> None:
+        """`known`: by path. `refuses`: whether unknown fields are refused anywhere."""
+        self._known, self._refuses = known, refuses
         self._noted: set[tuple[str, str]] = set()
 
     def check(self, path: str, body: object) -> None:
-        """Raises `InvalidRequest` naming a refused field."""
+        """Raises `InvalidRequest` naming a refused field, or an unknown one with the known name that comes nearest."""
         known = self._known.get(path)
         if known is not None and isinstance(body, Mapping):
             self._check(path, known, body)
 
     def _check(self, path: str, known: KnownFields, body: Mapping[str, Any]) -> None:
         known.check(body)
-        self._note(path, known.unknown(body))
+        unknown = known.unknown(body)
+        if unknown and self._refuses and path.startswith("/v1/"):
+            raise _unknown(unknown[0], known)
+        self._note(path, unknown)
         for name, fields in known.nested.items():
             value = body.get(name)
             if isinstance(value, Mapping):
@@ -91,3 +96,16 @@ class FieldCheck:
             if note not in self._noted and len(self._noted) < _MOST_NOTED:
                 self._noted.add(note)
                 _log.warning("%s: the unknown field %s is ignored, now and later", path, ascii(note[1]))
+
+
+def _unknown(name: str, known: KnownFields) -> InvalidRequest:
+    """The error for a field that is in no table. Honoured names come first, since they are meant more often."""
+    shown, near = name[:60], list[str]()
+    for those in (known.honoured, known.refused, known.harmless):
+        near = near or difflib.get_close_matches(name[len(known.noun) :][:60], those, 1, 0.75)
+    hint = (
+        f"did you mean {known.noun}{near[0]}?"
+        if near
+        else "remove it, or start the server with --unknown-fields ignore"
+    )
+    return InvalidRequest(f"unknown field {shown!a}; {hint}", param=shown, code="unknown_parameter")

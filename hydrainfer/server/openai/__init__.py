@@ -8,6 +8,7 @@ from hydrainfer.server.openai.fields import ChatFields, CompletionFields, Detoke
 from hydrainfer.server.openai.known import CHAT, OPENAI_REFUSED, TEXT
 from hydrainfer.server.openai.logprobs import chat_logprobs
 from hydrainfer.server.openai.replies import Reply
+from hydrainfer.server.openai.structured import grammar_of
 from hydrainfer.server.openai.tool_reply import reader
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Shape",
     "TokenizeFields",
     "chat_logprobs",
+    "grammar_of",
     "parse",
     "reader",
 ]

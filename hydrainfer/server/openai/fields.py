@@ -51,6 +51,7 @@ class CommonFields(BaseModel):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     skip_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
     drafts: bool | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
@@ -99,6 +100,7 @@ class CommonFields(BaseModel):
         fields["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         fields["stop_token_ids"] = tuple(self.stop_token_ids or ())
         fields["logit_bias"] = _biases(self.logit_bias or {})
+        fields["bad_words"] = tuple(self.bad_words or ())
         guided = {name: getattr(self, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
         fields["grammar"] = grammar_of(self.response_format, self.structured_outputs, guided)
         return fields

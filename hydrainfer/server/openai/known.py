@@ -7,7 +7,7 @@ from hydrainfer.server.http import EMPTY, KnownFields, Refusal, names, refusals
 _SAMPLING = names(
     "n max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p seed stop stop_token_ids "
     "include_stop_str_in_output ignore_eos presence_penalty frequency_penalty repetition_penalty logit_bias "
-    "skip_special_tokens drafts return_token_ids prompt_logprobs length_penalty best_of logprobs"
+    "skip_special_tokens bad_words drafts return_token_ids prompt_logprobs length_penalty best_of logprobs"
 )
 _COMMON = _SAMPLING | names(
     "model stream stream_options timings cache_salt priority deadline_s modalities response_format structured_outputs "
@@ -47,7 +47,7 @@ OPENAI_REFUSED = {
     **refusals("prompt_embeds input_ids", "send prompt"),
     "use_beam_search": Refusal("beam search is not supported by this server"),
     **refusals("truncate_prompt_tokens truncation_side", "shorten the prompt"),
-    **refusals("bad_words allowed_token_ids", "use logit_bias"),
+    **refusals("allowed_token_ids", "use logit_bias"),
     **refusals(
         "logits_processors custom_logit_processor custom_params vllm_xargs repetition_detection samplers watermarking"
     ),

@@ -50,8 +50,21 @@ SIZES = ((448, 448), (1024, 768), (640, 480), (1920, 1080), (300, 2000))
 PUBLISHED = {
     "glm-4.6v-flash": (10_292_777_472, 40_960, [256, 999, 391, 2691, 781]),
     "internvl3.5-8b": (8.5e9, 147_456, [256, 3328, 3328, 2304, 2048]),
+    "llava-onevision-7b": (8.03e9, 57_344, [3699, 4725, 2929, 7269, 4941]),
     "ministral-3-8b": (8_918_026_240, 139_264, [256, 1036, 414, 1705, 495]),
     "mistral-small-3.2": (24_011_361_280, 163_840, [256, 1036, 414, 1705, 495]),
+    "smolvlm2-2.2b": (2_246_784_880, 196_608, [1377, 1053, 1053, 1053, 405]),
+}
+ROWS = {  # of a picture of 1024 x 768, and how many of them see each other
+    "gemma-4-26b-a4b": (57 * 42, 57 * 42),
+    "gemma-4-31b": (57 * 42, 57 * 42),
+    "gemma-4-e2b": (57 * 42, 57 * 42),
+    "glm-4.6v-flash": (74 * 54, 74 * 54),
+    "internvl3.5-8b": (13 * 1025, 1025),
+    "llava-onevision-7b": (7 * 729, 729),
+    "ministral-3-8b": (74 * 56, 74 * 56),
+    "mistral-small-3.2": (74 * 56, 74 * 56),
+    "smolvlm2-2.2b": (13 * 729, 729),
 }
 
 
@@ -63,6 +76,18 @@ def test_models_that_see_have_their_published_size(name):
     assert shape.step_weights + shape.head_weights + shape.vision.weights == pytest.approx(parameters, rel=0.005)
     assert shape.kv_token_bytes == token_bytes
     assert [prompts.picture(*size) for size in SIZES] == tokens
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_encode_computes_all_rows_of_a_picture(name):
+    """Two FLOPs for each row, or token, and each weight that it is multiplied with; four for each pair of rows that see
+    each other and each of their numbers in each layer."""
+    n_rows, n_seen = ROWS[name]
+    shape, n_tokens = shape_of(name), prompts_of(name).picture(1024, 768)
+    cost, v = cost_of(shape, H800), shape.vision
+    flops = (cost.encode_s([n_tokens]) - cost.encode_base_s) * H800.vision_flops_per_s
+    products = 2 * (v.row_weights * n_rows + v.token_weights * n_tokens)
+    assert flops == pytest.approx(products + 4 * v.layers * v.hidden * n_rows * n_seen)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,20 @@ def test_a_recording_keeps_its_times_and_answers(tmp_path, next_):
     assert [t.content for t in trace] == [str(picture), "", ""]  # a file may come again, a drawn one does not
 
 
+@pytest.mark.parametrize(
+    ("name", "alone", "together"), [("llava-onevision-7b", 2929, 730), ("smolvlm2-2.2b", 1053, 1053)]
+)
+def test_pictures_of_one_prompt_may_have_other_tokens_than_a_single_one(tmp_path, name, alone, together):
+    """LLaVA-OneVision cuts only the picture of a prompt that has no other, so that prompts of one and of two pictures
+    share no beginning."""
+    shown = DrawnPicture(1, 640, 480), DrawnPicture(2, 448, 448)
+    chats = tuple(ChatRequest(text="why?", pictures=shown[:n], max_tokens=4, at_s=float(n)) for n in (1, 2))
+    write_recording(tmp_path / "r.jsonl", Recording(dataset="d", chats=chats))
+    one, two = trace_of(read_workload(str(tmp_path / "r.jsonl")), prompts_of(name), 2)
+    assert one.pictures == (alone,) and two.pictures[0] == together
+    assert bool(one.parts) == (alone == together), "parts are kept where prompts share a beginning"
+
+
 def test_conversations(tmp_path, next_):
     out = io.BytesIO()
     Image.new("RGB", (336, 336)).save(out, "PNG")

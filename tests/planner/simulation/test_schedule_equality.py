@@ -89,7 +89,7 @@ def test_two_clusters_are_the_same_too(layout, more, workload):
     assert {batch[1] == abroad.name for batch in batches} == {True, False}
 
 
-def check_equal(instances, requests, spoken, **clusters):
+def check_equal(instances, requests, spoken, n_least=100, **clusters):
     real = Production(instances, LINK, spoken, **clusters)
     try:
         real.run(requests)
@@ -101,7 +101,7 @@ def check_equal(instances, requests, spoken, **clusters):
     )
     batches = logged(simulator)
     served = simulator.run(requests)
-    assert len(batches) == len(real.batches) > 100
+    assert len(batches) == len(real.batches) > n_least
     for ours, theirs in zip(batches, real.batches, strict=True):
         assert ours[1:] == theirs[1:]
         assert ours[0] == pytest.approx(theirs[0], abs=1e-9)

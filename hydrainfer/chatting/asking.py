@@ -1,0 +1,88 @@
+"""Questions to a server that speaks OpenAI's chat API, with streamed answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import httpx
+import orjson
+
+from hydrainfer.core import ConfigError, InvalidRequest
+
+_CONNECT_S, _READ_S = 5.0, 600.0
+
+
+class Piece(NamedTuple):
+    """A part of an answer; `thought`: of the reasoning before it."""
+
+    text: str
+    thought: bool = False
+
+
+class Server(NamedTuple):
+    """A server and the name of its model. `url`: without `/v1`."""
+
+    url: str
+    model: str
+    api_key: str | None = None
+
+    def ask(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Iterator[Piece]:
+        """The parts of the answer to these messages, as they arrive. `fields`: more of the body. Closing the iterator
+        ends the request. Raises `InvalidRequest` if the server answers with an error or cannot be reached."""
+        body = {"model": self.model, "messages": list(messages), "stream": True, **fields}
+        where, limits = f"{self.url}/v1/chat/completions", httpx.Timeout(_READ_S, connect=_CONNECT_S)
+        try:
+            with httpx.stream(
+                "POST", where, content=orjson.dumps(body), headers=_headers(self.api_key), timeout=limits
+            ) as answer:
+                if answer.is_error:
+                    raise InvalidRequest(f"the server refuses: {_message(answer.read())}")
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        yield from _pieces(orjson.loads(line.removeprefix("data: ")))
+        except httpx.HTTPError as e:
+            raise InvalidRequest(f"the server at {self.url} cannot be reached: {e or type(e).__name__}") from None
+
+
+def find_server(url: str, model: str | None = None, api_key: str | None = None) -> Server:
+    """The server at `url`, with or without `/v1`, and its first model, or `model`. Raises `ConfigError`."""
+    url = url.rstrip("/").removesuffix("/v1")
+    try:
+        answer = httpx.get(f"{url}/v1/models", headers=_headers(api_key), timeout=_CONNECT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
+        raise ConfigError(f"nothing answers at {url}: {e or type(e).__name__}", param="url") from None
+    if answer.is_error:
+        raise ConfigError(f"{url} answers with {answer.status_code}: {_message(answer.content)}", param="url")
+    try:
+        names = [card["id"] for card in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{url} does not speak OpenAI's API: /v1/models lists no models", param="url") from None
+    if model is not None and model not in names:
+        raise ConfigError(f"{url} serves {', '.join(names)}, not {model}", param="model")
+    return Server(url, model or names[0], api_key)
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    more = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return {"Content-Type": "application/json", **more}
+
+
+def _pieces(event: Mapping[str, Any]) -> Iterator[Piece]:
+    if "error" in event:
+        raise InvalidRequest(f"the server says: {event['error']['message']}")
+    for choice in event["choices"]:
+        delta = choice["delta"]
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        if thought:
+            yield Piece(thought, True)
+        if delta.get("content"):
+            yield Piece(delta["content"])
+
+
+def _message(body: bytes) -> str:
+    """The message of an error in OpenAI's format, or the beginning of any other body."""
+    try:
+        return str(orjson.loads(body)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace")

@@ -1,0 +1,144 @@
+"""`AsyncLLM`: many streams at once, what each output holds, and the ends of requests."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from rich.console import Console
+
+from hydrainfer import LLM, AsyncLLM, InvalidRequest, RequestOutputKind, SamplingParams, Unavailable
+from hydrainfer.config import load
+from hydrainfer.serving import serve_in_background
+from tests.checkpoints import make_llava
+from tests.equivalence.mixed import image, user
+from tests.parts import parts
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(180)]
+OPTIONS = {"threads": 1, "dtype": "float32", "native_kernels": False, "log_level": "warning", "launcher": "inproc"}
+LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return make_llava(tmp_path_factory.mktemp("llava"))
+
+
+def chats(n):
+    return [user(f"Question {i}.") if i % 4 else user(image(i), f"What is {i}?") for i in range(n)]
+
+
+async def read(stream):
+    return [output async for output in stream]
+
+
+def run(path, work, **options):
+    async def main():
+        async with AsyncLLM(path, **OPTIONS | options) as llm:
+            found = await work(llm)
+            async with asyncio.timeout(20):
+                while parts(llm).sessions.n_live:
+                    await asyncio.sleep(0.01)
+            for caches in parts(llm).pools().values():
+                caches.check(idle=True)
+            return found
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
+def test_thirty_two_at_once_have_the_servers_tokens(path, layout):
+    greedy = SamplingParams(temperature=0.0, max_tokens=12)
+
+    async def work(llm):
+        return await asyncio.gather(*(read(llm.chat(chat, greedy)) for chat in chats(32)))
+
+    found = [outputs[-1].outputs[0] for outputs in run(path, work, layout=layout)]
+    with LLM(path, **OPTIONS) as llm:
+        whole = [out.outputs[0] for out in llm.chat(chats(32), greedy, use_tqdm=False)]
+    assert [(one.token_ids, one.text, one.finish_reason) for one in found] == [
+        (one.token_ids, one.text, one.finish_reason) for one in whole
+    ]
+    if layout == "1EPD":
+        loaded = load({"model": str(path), "port": 0, **OPTIONS})
+        with serve_in_background(loaded, Console(quiet=True)) as (url, _), httpx.Client(timeout=60) as http:
+            for chat, one in list(zip(chats(32), found))[1:4]:
+                body = {"messages": chat, "max_tokens": 12, "temperature": 0, "return_token_ids": True}
+                answer = http.post(f"{url}/v1/chat/completions", json=body).json()
+                assert tuple(answer["choices"][0]["token_ids"]) == one.token_ids
+
+
+def test_what_an_output_holds(path):
+    def params(kind, n=1):
+        return SamplingParams(n=n, temperature=0.9, seed=4, max_tokens=9, logprobs=1, ignore_eos=True, output_kind=kind)
+
+    async def work(llm):
+        return [await read(llm.generate("Once", params(kind, 2))) for kind in RequestOutputKind]
+
+    grown, new, last = run(path, work)
+    assert len(last) == 1 and last[0].finished and not grown[0].finished
+    assert grown[-1].outputs == last[0].outputs
+    for choice in last[0].outputs:
+        pieces = [one.outputs[choice.index] for one in new]
+        assert "".join(piece.text for piece in pieces) == choice.text
+        assert sum((piece.token_ids for piece in pieces), ()) == choice.token_ids
+        assert sum((piece.logprobs for piece in pieces), ()) == choice.logprobs and len(choice.logprobs) == 9
+        lengths = [len(one.outputs[choice.index].token_ids) for one in grown]
+        assert lengths == sorted(lengths)
+    assert {one.prompt for one in (*grown, *new, *last)} == {"Once"}
+    assert last[0].outputs[0].token_ids != last[0].outputs[1].token_ids
+
+
+def test_requests_end_when_they_are_aborted_or_no_longer_read(path):
+    async def work(llm):
+        seen = []
+        async for output in llm.chat(chats(2)[1], LONG, request_id="mine"):
+            seen.append(output)
+            with pytest.raises(InvalidRequest, match="'mine' is live"):
+                await anext(llm.generate("x", request_id="mine"))
+            if len(seen) == 2:
+                await llm.abort(["mine", "nobody's"])
+        assert seen[-1].finished and seen[-1].outputs[0].finish_reason == "abort"
+        assert len(seen[-1].outputs[0].token_ids) < 400
+        left = llm.chat(chats(1)[0], LONG)
+        await anext(left)
+        await left.aclose()
+        early = llm.generate("Once", LONG, request_id="early")
+        task = asyncio.ensure_future(read(early))
+        await asyncio.sleep(0)
+        await llm.abort("early")
+        assert (await task)[-1].outputs[0].finish_reason == "abort"
+        return await read(llm.generate("Once", SamplingParams(max_tokens=2), request_id="mine"))
+
+    assert run(path, work)[-1].finished
+
+
+def test_wrong_ones_fail_alone(path):
+    async def work(llm):
+        good = read(llm.generate("Once", SamplingParams(max_tokens=5, temperature=0.0)))
+        grammar = {"structured_outputs": {"regex": "("}}
+        bad = [read(llm.generate("Once", SamplingParams(**one))) for one in ({"stop_token_ids": [10**9]}, grammar)]
+        found = await asyncio.gather(good, *bad, return_exceptions=True)
+        with pytest.raises(InvalidRequest, match="must be a SamplingParams"):
+            await read(llm.generate("Once", {"max_tokens": 5}))
+        with pytest.raises(InvalidRequest):
+            llm.chat([{"role": "user"}])
+        return found
+
+    good, *bad = run(path, work)
+    assert good[-1].finished and all(isinstance(one, InvalidRequest) for one in bad)
+
+
+def test_after_the_end(path):
+    async def main():
+        llm = AsyncLLM(path, **OPTIONS)
+        stream = llm.generate("Once", LONG)
+        await anext(stream)
+        await asyncio.to_thread(llm.shutdown)
+        with pytest.raises(Unavailable):
+            await read(stream)
+        with pytest.raises(Unavailable, match="closed"):
+            await read(llm.generate("Once"))
+
+    asyncio.run(main())
