@@ -17,7 +17,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 KINDS = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}
-SAMPLING = {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": SIDE}}  # as published
+SAMPLING = {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": SIDE}}  # beside "size"
 _LEARNED = 1500
 
 

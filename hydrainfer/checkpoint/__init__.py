@@ -40,13 +40,13 @@ from hydrainfer.checkpoint.pixels import (
 )
 from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.checkpoint.rope import Rope
-from hydrainfer.checkpoint.smol_video import SmolVideoSettings
 from hydrainfer.checkpoint.tower import Activation, Gate, Matrix, Merge, Norm, Pool, Steps, TowerConfig
 from hydrainfer.checkpoint.videos import (
     BudgetVideoSettings,
     FrameTimes,
     GlmVideoSettings,
     QwenVideoSettings,
+    SmolVideoSettings,
     SquareVideoSettings,
 )
 from hydrainfer.checkpoint.weights import weight_files

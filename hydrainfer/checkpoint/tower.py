@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from hydrainfer.checkpoint.model import REFERENCE, Fit, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import PixelBackend
-from hydrainfer.checkpoint.smol_video import SmolVideoSettings
-from hydrainfer.checkpoint.videos import BudgetVideoSettings, QwenVideoSettings, SquareVideoSettings
+from hydrainfer.checkpoint.videos import BudgetVideoSettings, QwenVideoSettings, SmolVideoSettings, SquareVideoSettings
 
 
 class Norm(NamedTuple):

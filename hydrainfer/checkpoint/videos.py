@@ -11,6 +11,7 @@ from hydrainfer.checkpoint.pixels import (
     GLM_BOUNDS,
     BudgetSettings,
     ClipSettings,
+    IdeficsSettings,
     PixelBackend,
     PixelBounds,
     PixelSettings,
@@ -21,6 +22,9 @@ from hydrainfer.core import CheckpointError
 _HALF = (0.5, 0.5, 0.5)
 _GLM_FRAMES = 2 * 30_000 * 28 * 28  # of all frames of a video, by default
 _GLM_SECONDS, _MAX_FPS = 300, 1000
+_FILE = "video_preprocessor_config.json"
+_SMOL = "SmolVLMVideoProcessor"
+_SMOL_FPS, _SMOL_FRAMES = 1.0, 64  # where no file names them; the class then takes all frames
 FrameTimes = Literal["counted", "timed", "told"]
 _FRAME_BOUNDS = {
     "counted": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
@@ -169,3 +173,45 @@ class SquareVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
         else:
             shift = float(shift)
         return cls(frames=frames, num_frames=n, fps=fps if n is None else None, shift=shift)
+
+
+class SmolVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The preprocessing of videos as single frames, each of them one tile. `fps`: how many frames per second are taken;
+    `num_frames`: the most of them."""
+
+    frames: IdeficsSettings
+    num_frames: int = _SMOL_FRAMES
+    fps: float = _SMOL_FPS
+
+    def by(self, backend: PixelBackend) -> SmolVideoSettings:
+        """`PixelSettings.by` for frames."""
+        return msgspec.structs.replace(self, frames=self.frames.by(backend))
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], pictures: IdeficsSettings) -> SmolVideoSettings:
+        """Read the configuration of a video preprocessor. As in transformers, the number and rate of `video_sampling`
+        come first, but a `size` beside it comes before its `video_size`. `pictures`: the tile and the normalisation
+        that the tower takes. Raises `CheckpointError`."""
+        kind, sampling = given.get("video_processor_type", _SMOL), given.get("video_sampling", {})
+        if kind != _SMOL:
+            raise CheckpointError(
+                f"{_FILE}: video_processor_type {str(kind)[:60]!r} is not supported; supported: {_SMOL}"
+            )
+        if not given.get("do_resize", True):
+            raise CheckpointError(f"{_FILE}: do_resize false is not supported; supported: true")
+        if "size" not in given and "video_size" in sampling:
+            given = {**given, "size": sampling["video_size"]}
+        frames = IdeficsSettings.read({**given, "do_image_splitting": False})
+        made, wanted = ((s.tile, s.scale, s.mean, s.std) for s in (frames, pictures))
+        if made != wanted:
+            raise CheckpointError(
+                f"{_FILE} makes or normalises frames otherwise than pictures are; give it max_image_size, scale, mean "
+                "and deviation of preprocessor_config.json"
+            )
+        if frames.edge is None:
+            raise CheckpointError(f"{_FILE}: longest_edge of the size of frames is null; give it a value")
+        return cls(
+            frames=frames,
+            num_frames=sampling.get("max_frames") or given.get("num_frames") or _SMOL_FRAMES,
+            fps=float(sampling.get("fps") or given.get("fps") or _SMOL_FPS),
+        )

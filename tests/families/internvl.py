@@ -132,7 +132,6 @@ def expanded(path: Path) -> Callable[[int, int], list[int]]:
 
 
 CHATS = TEXTS | PICTURES | SQUARE_VIDEOS
-EXTREMES = ((1, 1), (1, 40), (40, 1), (2000, 20), (20, 2000))
 SAMPLES = {
     "internvl": Sample(
         make_internvl,

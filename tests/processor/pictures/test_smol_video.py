@@ -25,7 +25,7 @@ from hydrainfer.processor.pictures.adapter import VideoShape
 from hydrainfer.processor.pictures.idefics import IdeficsVideos, _words
 from hydrainfer.processor.text import encode_rendered, expand
 from hydrainfer.processor.workers.prepare import chosen_frames
-from tests.checkpoints_smolvlm import EDGE, SAMPLING, SIDE, make_smolvlm
+from tests.checkpoints_smolvlm import EDGE, SIDE, make_smolvlm
 from tests.families.smolvlm import WORDS
 from tests.processor.pictures.glm_reference import Clip
 from tests.processor.pictures.smol_reference import chat
@@ -60,7 +60,7 @@ def chosen():
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """Checkpoints whose files say it in different ways."""
+    """Checkpoints whose files give the preprocessing of videos in different ways."""
     folder = tmp_path_factory.mktemp("checkpoints")
     published = make_smolvlm(folder / "published", seed=5)
     given = json.loads((published / "preprocessor_config.json").read_text())
@@ -237,7 +237,7 @@ def test_preprocessing_that_cannot_be_is_refused_in_one_line(given, says, paths,
     assert "\n" not in e.value.message
 
 
-def test_what_files_leave_out_is_as_published():
+def test_what_files_leave_out_has_a_default():
     videos = SmolVideoSettings.read({}, IdeficsSettings.read({}))
-    assert (videos.num_frames, videos.fps) == (SAMPLING["max_frames"], SAMPLING["fps"])
+    assert (videos.num_frames, videos.fps) == (64, 1)
     assert SmolVideoSettings.read({"video_sampling": {}, "fps": 2}, IdeficsSettings.read({})).fps == 2
