@@ -15,9 +15,9 @@ from hydrainfer.core import ConfigError, Guessing, Layout
 from hydrainfer.families import read_config
 from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
-from hydrainfer.profiling.commands import shown
 from hydrainfer.profiling.measuring import measurer
 from hydrainfer.profiling.options import ProfileQuestion
+from hydrainfer.profiling.progress import shown
 from hydrainfer.profiling.question import ProfileSetup, prepare
 
 _BUDGETS = ("token_budget", "image_budget")

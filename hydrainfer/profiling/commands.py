@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hydrainfer.core import ConfigError
 from hydrainfer.flags import command_of, with_flags
 from hydrainfer.profiling.options import Profile, check_flags
+from hydrainfer.profiling.progress import shown
 
 if TYPE_CHECKING:
-    from hydrainfer.planner.search import LayoutPlan, OnProgress, Study
+    from hydrainfer.planner.search import LayoutPlan, Study
     from hydrainfer.profiling.question import ProfileSetup
 
 NOTHING = 1  # exit status: no layout carries anything within the SLO
@@ -164,15 +163,7 @@ def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
         note = f"CHECKPOINT: the directory with {path.name}'s {needed}"
     words = ["hydrainfer", "serve", model, "--layout", str(layout)]
     words += ["--device", "emulated", "--cost-model", str(q.cost_model)] if emulated else []
-    return words + asked.flags, note
-
-
-@contextmanager
-def shown(console: Console) -> Iterator[OnProgress]:
-    """A progress bar, only on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.completed}/{task.total}"))
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda what, done, total: progress.update(task, description=what, completed=done, total=total)
+    flags = asked.flags
+    if "--slo" not in flags:
+        flags += ["--slo", asked.inputs.slo.inline]
+    return words + flags, note

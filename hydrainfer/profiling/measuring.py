@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig, cache_folder
 from hydrainfer.machine import cpu_name, instruction_sets
 from hydrainfer.planner.costs import CostFile, write_cost_file
 from hydrainfer.profiling.devices import Measure
+from hydrainfer.profiling.progress import shown
 from hydrainfer.version import __version__
 
 
@@ -33,15 +33,13 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
         measured = with_dtype(here)
         journal = cache_folder() / "measured" / f"{name}-{_key(measured)}.jsonl"
         journal.parent.mkdir(parents=True, exist_ok=True)
-        columns = (TextColumn("{task.description}"), BarColumn(30), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task("", total=1.0)
+        with shown(console, "loading the model") as on_progress:
             file = measure_model(
                 model,
                 minutes=minutes,
                 journal=journal,
                 config=measured,
-                on_progress=lambda share, what: progress.update(task, completed=share, description=what),
+                on_progress=lambda share, what: on_progress(what, round(100 * share), 100),
             )
         if save is not None:
             write_cost_file(save, file, f"Measured by hydrainfer profile {name}.")

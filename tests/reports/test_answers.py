@@ -24,6 +24,16 @@ def test_splitting_wins_beyond_the_intervals():
     assert f"What limits 1E7PD is {LIMIT}." in text
 
 
+def test_the_runner_up_is_named_and_judged():
+    text = said(SPLIT, row("2E6PD", "E+PD", 80.0, 78.0, 86.0), EPD)
+    assert "Next comes 2E6PD: 80 requests/s (95 %: 78 to 86); that it carries less is decided." in text
+    text = said(SPLIT, row("2E6PD", "E+PD", 89.0, 85.0, 94.0), EPD)
+    assert "which carries more is not decided, so try both" in text
+    text = said(EPD, row("1E7PD", "E+PD", 40.0, 38.0, 60.0))
+    assert "best split layout is 1E7PD: 40 requests/s (95 %: 38 to 60); which carries more is not decided" in text
+    assert "Next comes" not in said(SPLIT, EPD)
+
+
 def test_splitting_wins_but_the_intervals_overlap():
     unsure = row("1E7PD", "E+PD", 60.0, 0.0, 70.0)
     text = said(unsure, EPD)

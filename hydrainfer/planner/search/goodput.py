@@ -147,13 +147,13 @@ class _Waves:
         self._measure([(k, coarse) for k in first])
         for begin in range(0, n, _WAVE):
             end = begin + _WAVE
+            self._on_progress("screen", begin, n)
             self._screen(self._order[begin:end])
+            self._on_progress("screen", min(end, n), n)
             if len(self._finals) < n_finals:
                 self._measure([(k, coarse) for k in self._promising()[:_AT_ONCE]])
-            self._on_progress("screen", min(end, n), n)
         while len(self._finals) < n_finals and (promising := self._promising()):
             self._measure([(k, coarse) for k in promising[:_AT_ONCE]])
-            self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
         epd = [k for k in self._order if method_of(k) == "EPD"]  # the baseline of all others
         self._measure([(k, coarse) for k in epd if k not in self._finals])
         # the longest jobs first
@@ -185,9 +185,12 @@ class _Waves:
             (self._study, k, self._bounds[k], self._near(k), effort, self._trials.of(self._study, k))
             for k, effort in layouts
         ]
-        for (k, _), (found, new) in zip(layouts, self._run(_steady, jobs)):
+        if jobs:
+            self._on_progress("measure", 0, len(jobs))
+        for n, ((k, _), (found, new)) in enumerate(zip(layouts, self._run(_steady, jobs)), 1):
             self._finals[k] = found
             self._trials.add(self._study, k, new)
+            self._on_progress("measure", n, len(jobs))
 
     def _near(self, layout: Layout) -> float:
         """The rate at which a final starts: the layout's earlier final or, if there is none, its goodput on the short

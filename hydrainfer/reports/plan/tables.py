@@ -252,7 +252,7 @@ def _most(plan: LayoutPlan, best: Row) -> Iterator[str]:
     elif epd is best:
         assert split is not None
         yield f"Do not split: {best.layout} carries most within the SLO, {_carries(best)}."
-        yield f"The best split layout is {split.layout}: {_carries(split)}."
+        yield f"The best split layout is {split.layout}: {_carries(split)}; {_judged(best, split)}."
     elif plan.choice is epd:
         within = "less than a search resolves"
         if best.goodput_low:
@@ -264,7 +264,18 @@ def _most(plan: LayoutPlan, best: Row) -> Iterator[str]:
         best = epd
     else:
         yield f"{best.layout} carries most within the SLO: {_carries(best)}, {_gain(plan, best, epd)}."
+    second = next((row for row in _measured(plan) if row not in (best, epd)), None)
+    if second is not None and best is not epd:
+        yield f"Next comes {second.layout}: {_carries(second)}; {_judged(best, second)}."
     yield f"What limits {best.layout} is {best.limited_by}."
+
+
+def _judged(best: Row, other: Row) -> str:
+    """Whether the runs tell which of two layouts carries more."""
+    low, high = best.goodput_low, other.goodput_high
+    if low and high and low >= high:
+        return "that it carries less is decided"
+    return "which carries more is not decided, so try both, or repeat it with more --requests"
 
 
 def _gain(plan: LayoutPlan, best: Row, epd: Row) -> str:
