@@ -296,6 +296,7 @@ def _server(
         host=config.host,
         max_connections=_max_connections(),
         refuses_unknown=config.unknown_fields == "refuse",
+        proxies=tuple((config.proxy_headers or "").replace(",", " ").split()),
     )
     recorder = instance.recorder
     app = create_app(
@@ -311,7 +312,7 @@ def _server(
         server_header=False,
         backlog=min(_BACKLOG, raise_open_files() // 8),  # that many may be accepted before any is closed
         ws="none",
-        proxy_headers=False,  # clients' addresses are not used
+        proxy_headers=False,  # `create_app` believes those of `settings.proxies`
         **_tls(config),
     )
     return _HttpServer(http, instance, on_ready, partial(_say, console))

@@ -124,6 +124,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         NotEmpty | None,
         _help("Server", "Whose pages may ask from a browser, e.g. https://chat.example.com; * is all; default: none."),
     ] = None
+    proxy_headers: Annotated[
+        NotEmpty | None,
+        _help(
+            "Server",
+            "Proxies, as 127.0.0.1,10.0.0.0/8: of requests from there, X-Forwarded-For says in the log whose they are.",
+        ),
+    ] = None
     unknown_fields: Annotated[
         Literal["refuse", "ignore"],
         _help(

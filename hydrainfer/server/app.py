@@ -12,9 +12,10 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from hydrainfer.core import InstanceInfo
-from hydrainfer.server.door import Door, Gate, Hosts, Tenants, authorization_of, handler_of, is_loopback
+from hydrainfer.server.door import Door, Gate, Hosts, Tenants, authorization_of, handler_of, is_loopback, tenant_of
 from hydrainfer.server.http import (
     EXPOSED,
     Access,
@@ -42,7 +43,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     pages may send requests from a browser; `*` allows all. `root_path`: the prefix under which a proxy serves the
     application; requests may come with it or without. `host`: the address that the server binds to; if that is loopback
     and no key is needed, only the names of `Hosts` may be in a request's `Host`. `max_connections`: those of
-    clients that may be open at once. `refuses_unknown`: requests with fields that nobody knows."""
+    clients that may be open at once. `refuses_unknown`: requests with fields that nobody knows. `proxies`:
+    addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed."""
 
     model_names: tuple[str, ...]
     version: str
@@ -53,6 +55,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     max_connections: int = sys.maxsize
     refuses_unknown: bool = True
+    proxies: tuple[str, ...] = ()
 
 
 def create_app(
@@ -99,7 +102,9 @@ def create_app(
         )
     if tenants.open and is_loopback(settings.host) and "*" not in settings.allowed_origins:
         app.add_middleware(Hosts, host=settings.host, origins=settings.allowed_origins, protocols=spoken)
-    app.add_middleware(Access, counts=door.counts, handler_of=handler_of)
+    app.add_middleware(Access, counts=door.counts, handler_of=handler_of, tenant_of=tenant_of)
+    if settings.proxies:
+        app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.proxies))
     if settings.root_path:
         app.add_middleware(Prefixed, prefix=settings.root_path)
     answers = Answers(intake, settings.model_names, wall_clock)

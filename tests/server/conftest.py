@@ -82,7 +82,12 @@ class ServerUnderTest:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         http = partial(Connection, app.state.door)
         config = uvicorn.Config(
-            app, http=http, log_level="error", timeout_graceful_shutdown=2, timeout_keep_alive=keep_alive_s
+            app,
+            http=http,
+            log_level="error",
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=keep_alive_s,
+            proxy_headers=False,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)

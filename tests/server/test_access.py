@@ -1,5 +1,6 @@
 """What is around every request: ids, the access log, keys, other origins, and what clients may write in other ways."""
 
+import hashlib
 import logging
 import re
 import socket
@@ -41,16 +42,28 @@ def test_an_id_comes_back_also_in_errors(server, lines):
     assert {r.headers["x-request-id"] for r in answers} == {"trace-17"}
     said = lines(5)
     assert not any("secret" in line for line in said)
-    pattern = r"POST /v1/chat/completions 200 \d\.\d{3}s id=trace-17 run=chatcmpl-[0-9a-f]{32}"
+    pattern = r"POST /v1/chat/completions 200 \d\.\d{3}s id=trace-17 run=chatcmpl-[0-9a-f]{32} client=127\.0\.0\.1"
     assert re.fullmatch(pattern, said[0]) and whole.json()["id"] in said[0]
     assert sum(re.fullmatch(pattern, line) is not None for line in said) == 2, "a stream's line may come late"
     assert any("GET /nothing 404 " in line for line in said)
 
 
+def test_a_line_says_whose_request_it_is(start, lines, tmp_path):
+    """Behind a proxy that is named, X-Forwarded-For is believed, from others it is not; the tenant has its name."""
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"a b: {{keys: ['sha256:{hashlib.sha256(b'key').hexdigest()}']}}")
+    for trusted in (("127.0.0.0/8",), ()):
+        server = start(proxies=trusted, tenants=Tenants((), file))
+        mine = {"Authorization": "Bearer key", "X-Forwarded-For": "10.1.2.3"}
+        assert server.http.post("/v1/chat/completions", json={"messages": HI}, headers=mine).status_code == 200
+    said = lines(2)
+    assert said[0].endswith(" client=10.1.2.3 tenant=a%20b") and said[1].endswith(" client=127.0.0.1 tenant=a%20b")
+
+
 def test_an_id_is_made_where_none_is_given_or_it_is_odd(server, lines):
     for sent in ({}, {"X-Request-Id": "a b"}, {"X-Request-Id": "x" * 200}, {"X-Request-Id": ""}):
         assert server.http.get("/version", headers=sent).headers["x-request-id"].startswith("req-")
-    assert all(re.search(r"^GET /version 200 .*id=req-[0-9a-f]{32}$", line) for line in lines(4))
+    assert all(re.search(r"^GET /version 200 .*id=req-[0-9a-f]{32} client=127\.0\.0\.1$", line) for line in lines(4))
     ids = {server.chat(max_tokens=1).headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3 and all(i.startswith("chatcmpl-") for i in ids)
 

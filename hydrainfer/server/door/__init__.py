@@ -9,7 +9,7 @@ from hydrainfer.server.door.connection import Connection
 from hydrainfer.server.door.gate import Door, Gate, authorization_of
 from hydrainfer.server.door.hosts import Hosts, is_loopback
 from hydrainfer.server.door.overload import OverloadControl, Place, Urgency, Work
-from hydrainfer.server.door.standing import Standing, handler_of
+from hydrainfer.server.door.standing import Standing, handler_of, tenant_of
 from hydrainfer.server.door.tenants import Tenants
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "authorization_of",
     "handler_of",
     "is_loopback",
+    "tenant_of",
 ]

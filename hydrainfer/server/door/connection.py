@@ -23,6 +23,7 @@ import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.utils import get_remote_addr
 
 from hydrainfer.core import HydraError, InvalidRequest, Overloaded
 from hydrainfer.server.door.gate import Asked, Door, Head
@@ -73,6 +74,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.connections.add(self)
         self.transport, self.flow = transport, FlowControl(transport)
+        self.client = get_remote_addr(transport)
         self.scheme = "https" if self.config.is_ssl else "http"
         self._head_timer = self.loop.call_later(_HEAD_S, self._on_late)
         self._door.connections.add(self)
@@ -291,7 +293,7 @@ class Connection(HttpToolsProtocol):
         where, ours = path.decode(), "" if given else new_id()
         self._send(error, where, given or ours, goes_on=goes_on)
         self._door.counts.add(where, "POST", error.status)
-        self._door.lines.write(path, error.status, given, ours)
+        self._door.lines.write(path, error.status, given, ours, self.client)
 
     def _send(self, error: HydraError, where: str, id: str, *, goes_on: bool) -> None:
         """Send the response to `error`, and close the connection if nothing may follow. `where`: the path."""

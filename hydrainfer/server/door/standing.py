@@ -46,6 +46,12 @@ class Standing:
         return self.tenant.salt(own)
 
 
+def tenant_of(scope: Scope) -> str:
+    """The name of the request's tenant; "" if it has none, or none was asked for."""
+    tenant = Standing.of(scope).tenant
+    return tenant.name if tenant is not None else ""
+
+
 def handler_of(scope: Scope) -> str:
     """The path under which a request is counted: that of its route, or that at the gate if no route has seen it."""
     route = scope.get("route")

@@ -8,11 +8,11 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from random import getrandbits
-from typing import TextIO
-from urllib.parse import urlsplit
+from typing import Any, TextIO
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,14 +22,8 @@ from hydrainfer.metrics import HttpCounts
 
 access_log = logging.getLogger("hydrainfer.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_PROBES = (
-    b"/health",
-    b"/ready",
-    b"/ping",
-    b"/load",
-    b"/metrics",
-    b"/v1/overview",
-)  # polled; logged at DEBUG unless they fail
+_PROBES = (b"/health", b"/ready", b"/ping", b"/load", b"/metrics", b"/v1/overview")
+"""Paths that are polled, and logged at DEBUG unless they fail."""
 _EACH = 20  # refusals per second that get a line of their own
 EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 """Response headers that pages of other origins may read (CORS)."""
@@ -38,19 +32,20 @@ EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 class Access:
     """Middleware for request ids and the access log. Every response has an `X-Request-Id`, the client's or one of ours.
     Every request is counted and logged in one line: method, path without `root_path`, status, seconds to the last byte,
-    ids. Other headers, addresses, queries and bodies are not logged."""
+    ids, address and tenant. Other headers, queries and bodies are not logged."""
 
     def __init__(
         self,
         app: ASGIApp,
         counts: HttpCounts,
         handler_of: Callable[[Scope], str],
+        tenant_of: Callable[[Scope], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`handler_of`: the path under which a request is counted."""
+        """`handler_of`: the path under which a request is counted; `tenant_of`: the name of its tenant, or ""."""
         self._app = app
         self._counts = counts
-        self._handler_of = handler_of
+        self._handler_of, self._tenant_of = handler_of, tenant_of
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +71,8 @@ class Access:
             path, prefix = scope.get("raw_path", b""), scope.get("root_path", "").encode()
             path = path[len(prefix) :] if path.startswith(prefix + b"/") else path
             error = scope.get("state", {}).get("error", "")
-            write_line(scope["method"], path, status, self._clock() - begin_s, given, ours, error)
+            took_s, who = self._clock() - begin_s, (scope.get("client"), self._tenant_of(scope))
+            write_line(scope["method"], path, status, took_s, given, ours, error, *who)
 
 
 def id_in(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -89,13 +85,25 @@ def new_id() -> str:
 
 
 def write_line(
-    method: str, path: bytes, status: int, took_s: float, given: str = "", ours: str = "", error: str = ""
+    method: str,
+    path: bytes,
+    status: int,
+    took_s: float,
+    given: str = "",
+    ours: str = "",
+    error: str = "",
+    client: Sequence[Any] | None = None,
+    tenant: str = "",
 ) -> None:
     """Write the line of a request to the access log. `path`: as sent, so without control characters; `given`, `ours`:
-    the client's id and ours, at least one of which is not empty."""
+    the client's id and ours, at least one of which is not empty; `client`: its address and port."""
     words = [f"id={given or ours}"]
     if given and ours:
         words.append(f"run={ours}")
+    if client:
+        words.append(f"client={client[0]}")
+    if tenant:
+        words.append(f"tenant={quote(tenant)}")
     if error:
         words.append(f"error={error}")
     _write(method, path, status, took_s, " ".join(words))
@@ -116,13 +124,13 @@ class RefusalLines:
         self._n = 0  # refusals in this second
         self._others: Counter[tuple[bytes, int]] = Counter()
 
-    def write(self, path: bytes, status: int, given: str, ours: str) -> None:
+    def write(self, path: bytes, status: int, given: str, ours: str, client: Sequence[Any] | None) -> None:
         """Note a request that was refused at once. Arguments as in `write_line`."""
         if not self._n:
             asyncio.get_running_loop().call_later(1.0, self._end)
         self._n += 1
         if self._n <= _EACH:
-            write_line("POST", path, status, 0.0, given, ours)
+            write_line("POST", path, status, 0.0, given, ours, client=client)
         else:
             self._others[path, status] += 1
 
