@@ -14,6 +14,7 @@ setup: $(STAMP)
 
 # torch first: without it, other packages would pull gigabytes of CUDA builds
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing about a hundred packages into $(VENV), which takes one to four minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch setuptools
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'

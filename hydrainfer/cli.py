@@ -214,7 +214,10 @@ def doctor(
 
     if model is not None:
         raise typer.Exit(0 if report(examine_model(model), say) else 1)
-    with nullcontext() if as_json else console.status("kernels are compiled the first time, servers take a minute"):
+    what = "kernels are compiled the first time, servers take a minute"
+    if not as_json and not console.is_terminal:
+        console.print(what)
+    with nullcontext() if as_json else console.status(what):
         works = report(examine(port, serve, stores), say)
     if not as_json:
         console.print(
