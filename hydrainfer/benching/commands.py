@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from hydrainfer.benching.options import (
     URL,
@@ -23,6 +23,7 @@ from hydrainfer.benching.options import (
     run_to_end,
     sorted_out,
 )
+from hydrainfer.benching.vllm_names import ours
 from hydrainfer.core import ConfigError
 from hydrainfer.flags import check_out, with_flags
 
@@ -36,9 +37,10 @@ _FEWEST = 8  # requests that `bench` sends one at a time before its first run
 
 
 class _RunByDefault(TyperGroup):
-    """A command group in which `bench URL …` means `bench run URL …`."""
+    """A command group in which `bench URL …`, and vLLM's `bench serve …`, mean `bench run …`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = args[1:] if args[:1] == ["serve"] else args
         if not args or (args[0] not in self.commands and args[0] != "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -51,7 +53,17 @@ app = typer.Typer(
 )
 
 
-@app.command()
+class _Run(TyperCommand):
+    """`bench run`, which takes the options of `vllm bench serve`, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words, notes = ours(args)
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+        return super().parse_args(ctx, words)
+
+
+@app.command(cls=_Run)
 @with_flags(RunOptions, "urls")
 def run(**flags: Any) -> None:
     """Load one server: at the rates given, or in search of the highest at which 90 % of requests meet their SLO."""

@@ -6,6 +6,7 @@ places of files.
 
 from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.folders import cache_folder, keep, locked
+from hydrainfer.config.foreign import Name, Options, Spelling, adopt, gathered
 from hydrainfer.config.layout import (
     InstanceSpec,
     MachineShare,
@@ -31,14 +32,19 @@ __all__ = [
     "InstanceSpec",
     "Loaded",
     "MachineShare",
+    "Name",
+    "Options",
     "ServeConfig",
     "Slo",
+    "Spelling",
+    "adopt",
     "cache_folder",
     "check_known",
     "choose_launcher",
     "config_table",
     "converted",
     "cost_model_of",
+    "gathered",
     "in_words",
     "inline_slo",
     "is_slo_part",
