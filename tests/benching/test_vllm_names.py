@@ -31,7 +31,7 @@ def test_options_are_ours(line, wanted):
         ("--request-rate inf", "--concurrency says how many"),
         ("--dataset-name random --random-input-len 512", "--workload says what is sent"),
         ("--backend vllm", "the chat API is measured"),
-        ("--temperature 0.7", "greedy"),
+        ("--temperature 0.7", "requests are greedy"),
         ("--num-prompts", "needs a value"),
     ],
 )
