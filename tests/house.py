@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hydrainfer.benching.vllm_names import NAMES as BENCH
 from hydrainfer.config.vllm_names import NAMES
 from tests import ages, circles, models_page, options_page, readme_page, vllm_page
 
@@ -41,7 +42,7 @@ def not_there() -> Iterator[str]:
     text = "".join(path.read_text() for path in code)
     options = set(re.findall(r"\b(\w+): |\bargs\.(\w+)|--([a-z][\w-]+)", text))
     options = {name.replace("-", "_") for found in options for name in found}
-    others = OTHERS | NAMES.keys()
+    others = OTHERS | NAMES.keys() | BENCH.keys()
     for path in tracked("*.md"):
         document = path.read_text()
         said = {o.replace("-", "_") for o in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", document)}

@@ -54,7 +54,10 @@ NAMES: dict[str, Name] = {
         _SENT,
     ),
     **_absent(
-        "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty", "greedy", 0, "0.0"
+        "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty",
+        "requests are greedy, or as the workload says",
+        0,
+        "0.0",
     ),
     **_absent("extra_body header chat_template_kwargs lora_modules lora_assignment use_beam_search logprobs", _SENT),
     **_absent("ramp_up_strategy ramp_up_start_rps ramp_up_end_rps", "--rate 1,2,4 are loads one after the other"),
