@@ -175,6 +175,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         msgspec.structs.force_setattr(self, "stop_token_ids", tuple(map(_plain, self.stop_token_ids)))
 
     @property
+    def carried(self) -> SamplingParams:
+        """The parameters as requests carry them: of a class with more fields, these alone."""
+        if type(self) is SamplingParams:
+            return self
+        return SamplingParams(**{name: getattr(self, name) for name in SamplingParams.__struct_fields__})
+
+    @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5 or self.top_k == 1
 

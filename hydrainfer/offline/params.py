@@ -114,13 +114,13 @@ def plain(params: core.SamplingParams) -> core.SamplingParams:
         return params
     from hydrainfer.server import grammar_of
 
-    fields = {name: getattr(params, name) for name in core.SamplingParams.__struct_fields__}
     forms = [form for form in (params.structured_outputs, params.guided_decoding) if form is not None]
     if len(forms) + (params.grammar is not None) > 1:
         raise InvalidRequest("an answer has one form; give structured_outputs alone", param="structured_outputs")
+    carried = params.carried
     if forms:
-        fields["grammar"] = grammar_of(None, _as_dict(forms[0]), {})
-    return core.SamplingParams(**fields)
+        carried = msgspec.structs.replace(carried, grammar=grammar_of(None, _as_dict(forms[0]), {}))
+    return carried
 
 
 def _as_dict(form: Any) -> dict[str, Any]:

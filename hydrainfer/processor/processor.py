@@ -360,6 +360,7 @@ class Processor:
         thinking: Thinking | None = None,
     ) -> Prepared:
         """The requests for these prompts. `param`: the field that the prompts come from, for error messages."""
+        sampling = sampling.carried
         n_vocabulary, biased = self.model.vocabulary.n_tokens, [token for token, _ in sampling.logit_bias]
         for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biased)):
             if any(not 0 <= i < n_vocabulary for i in ids):
