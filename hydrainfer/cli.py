@@ -23,7 +23,7 @@ try:
 
     from hydrainfer import benching, builtin, profiling, storing
     from hydrainfer.config import Loaded, ServeConfig, in_words, load, of_vllm, read_layout, stores_of
-    from hydrainfer.core import HydraError
+    from hydrainfer.core import ConfigError, HydraError
     from hydrainfer.flags import with_flags
     from hydrainfer.machine import let_threads_spin, limit_compiled_products
     from hydrainfer.version import __version__
@@ -84,6 +84,8 @@ class _Serve(TyperCommand):
 def serve(ctx: typer.Context, config_file: _ConfigFile = None, **flags: str | None) -> None:
     """Start an OpenAI-style server for one model. Options of `vllm serve` are taken, too (docs/vllm.md)."""
     given = {name: value for name, value in flags.items() if value is not None}
+    if twice := given.keys() & ctx.obj.keys():
+        raise ConfigError(f"{', '.join(twice)} is given twice, as a word and as an option; give it once")
     loaded, console = load(given | ctx.obj, config_file, os.environ), Console()
     _begin(loaded, console)
     from hydrainfer.profiling.auto import settle

@@ -39,8 +39,9 @@ class Server(NamedTuple):
                 if answer.is_error:
                     raise InvalidRequest(f"the server refuses: {_message(answer.read())}")
                 for line in answer.iter_lines():
-                    if line.startswith("data: {"):
-                        yield from _pieces(orjson.loads(line.removeprefix("data: ")))
+                    text = line.removeprefix("data:").strip()
+                    if line.startswith("data:") and text != "[DONE]":
+                        yield from _pieces(text)
         except httpx.HTTPError as e:
             raise InvalidRequest(f"the server at {self.url} cannot be reached: {e or type(e).__name__}") from None
 
@@ -58,26 +59,37 @@ def find_server(url: str, model: str | None = None, api_key: str | None = None) 
         names = [card["id"] for card in answer.json()["data"]]
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{url} does not speak OpenAI's API: /v1/models lists no models", param="url") from None
+    if not names:
+        raise ConfigError(f"{url} lists no models", param="url")
     if model is not None and model not in names:
         raise ConfigError(f"{url} serves {', '.join(names)}, not {model}", param="model")
     return Server(url, model or names[0], api_key)
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
+    api_key = (api_key or "").strip()
+    if not all(" " < letter <= "~" for letter in api_key):
+        raise ConfigError("api_key has characters that no header may have", param="api_key")
     more = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return {"Content-Type": "application/json", **more}
 
 
-def _pieces(event: Mapping[str, Any]) -> Iterator[Piece]:
-    if "error" in event:
-        raise InvalidRequest(f"the server says: {event['error']['message']}")
-    for choice in event["choices"]:
-        delta = choice["delta"]
-        thought = delta.get("reasoning_content") or delta.get("reasoning")
+def _pieces(text: str) -> Iterator[Piece]:
+    """The parts of the answer in one event. Raises `InvalidRequest` if it is an error, or cannot be read."""
+    try:
+        event = orjson.loads(text)
+        error, deltas = event.get("error"), [choice.get("delta") or {} for choice in event.get("choices") or ()]
+        parts = [(delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")) for delta in deltas]
+    except (orjson.JSONDecodeError, AttributeError, TypeError):
+        raise InvalidRequest(f"the server sends what is no chunk of an answer: {text[:80]}") from None
+    if error:
+        said = error.get("message") if isinstance(error, Mapping) else error
+        raise InvalidRequest(f"the server says: {said}")
+    for thought, content in parts:
         if thought:
-            yield Piece(thought, True)
-        if delta.get("content"):
-            yield Piece(delta["content"])
+            yield Piece(str(thought), True)
+        if content:
+            yield Piece(str(content))
 
 
 def _message(body: bytes) -> str:

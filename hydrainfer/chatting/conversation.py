@@ -61,8 +61,8 @@ class Conversation:
         body = {"model": self.server.model, "messages": self.messages, **self._fields}
         try:
             path.expanduser().write_bytes(orjson.dumps(body, option=orjson.OPT_INDENT_2))
-        except OSError as e:
-            raise InvalidRequest(f"cannot write {path}: {e.strerror}", param="path") from None
+        except (OSError, RuntimeError, ValueError) as e:
+            raise InvalidRequest(f"cannot write {path}: {getattr(e, 'strerror', None) or e}", param="path") from None
 
 
 def ask_about(server: Server, source: str, question: str, max_tokens: int) -> Iterator[str]:
@@ -77,10 +77,10 @@ def media_part(source: str) -> dict[str, Any]:
     kind = mimetypes.guess_type(source)[0] or "image/jpeg"
     name = "video_url" if kind.startswith("video/") else "image_url"
     if not source.startswith(("http://", "https://", "data:")):
-        path = Path(source.removeprefix("file://")).expanduser()
+        path = Path(source.removeprefix("file://"))
         try:
-            content = base64.b64encode(path.read_bytes()).decode()
-        except OSError as e:
-            raise InvalidRequest(f"cannot read {path}: {e.strerror}", param="image") from None
+            content = base64.b64encode(path.expanduser().read_bytes()).decode()
+        except (OSError, RuntimeError, ValueError) as e:
+            raise InvalidRequest(f"cannot read {path}: {getattr(e, 'strerror', None) or e}", param="image") from None
         source = f"data:{kind};base64,{content}"
     return {"type": name, name: {"url": source}}

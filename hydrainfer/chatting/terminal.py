@@ -70,7 +70,7 @@ class Terminal:
                 elif typed:
                     self.ask(typed)
             except InvalidRequest as e:
-                self._console.print(f"[red]{e.message}[/red]" if self._console.is_terminal else e.message, markup=True)
+                self._console.print(e.message, style="red", markup=False, highlight=False, soft_wrap=True)
 
     def ask(self, question: str) -> None:
         """Print the answer as it arrives; Ctrl-C ends it. Raises `InvalidRequest`."""
@@ -88,7 +88,10 @@ class Terminal:
         self._console.print()
 
     def _show(self, words: str) -> None:
-        sources = shlex.split(words)
+        try:
+            sources = shlex.split(words)
+        except ValueError:  # one quotation mark, as in a name
+            sources = [words]
         if not sources:
             raise InvalidRequest("name a picture or a video by its path or URL: /image cat.jpg")
         for source in sources:

@@ -43,10 +43,14 @@ def adopt(given: Mapping[str, Any], names: Mapping[str, Name], source: str) -> A
         spelled = str(key).replace("-", "_")
         name = names.get(spelled)
         if name is None:
-            made = {key: value}
+            made = {spelled if isinstance(key, str) else key: value}
+        elif value is None:  # the default of most options there, and of ours with these names
+            made = {}
         elif name.ours:
             made = _made(spelled, name, value, source)
-        elif name.idle or _plain(value) in name.harmless or value is None:
+            if not made and value not in (False, "false"):
+                notes.append(f"{spelled} ({source}) is vLLM's and sets nothing here: {name.says.replace('`', '')}")
+        elif name.idle or _plain(value) in name.harmless:
             notes.append(f"{spelled} ({source}) is vLLM's and sets nothing here: {name.says}")
             continue
         else:
@@ -161,10 +165,20 @@ def _put(given: Options, flag: _Flag, value: Any) -> None:
     if not flag.inner:
         given[flag.key] = value
         return
-    part = given.setdefault(flag.key, {})
-    for key in flag.inner[:-1]:
-        part = part.setdefault(key, {})
     try:
-        part[flag.inner[-1]] = json.loads(value)
+        part = given[flag.key] = dict(mapping(given.get(flag.key, {})))
+        for key in flag.inner[:-1]:
+            part = part.setdefault(key, {})
+        part[flag.inner[-1]] = _json(value)
+    except (TypeError, ValueError, AttributeError):
+        where = ".".join((flag.key, *flag.inner))
+        raise ConfigError(
+            f"--{where.replace('_', '-')} does not fit what else is given of it", param=flag.key
+        ) from None
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
     except ValueError:
-        part[flag.inner[-1]] = value
+        return text

@@ -19,6 +19,7 @@ _OFFLOADED = "weights stay on the device"
 _DISAGGREGATED = "--layout says which instances encode, prefill and decode, such as 1E1P1D, --transport how blocks move"
 _WITH_REQUESTS = "send it with each request"
 _TRACES = "--otlp-endpoint has the stages of each request"
+_PIXELS_MIB = 512.0  # of decoded pictures that requests hold, by default
 _MEASURED = "/metrics has all that is measured"
 _POOLING = "models generate text; embeddings and scores are not served"
 
@@ -53,7 +54,7 @@ def _chosen(ours: str, choices: Mapping[str, str], others: bool = False) -> Name
 
 def _quantization(value: Any) -> Options:
     read = ("fp8", "fbgemm_fp8", "mxfp4", "gguf")
-    return {"quantization": "none" if value in (None, *read) else value}
+    return {} if value in read else {"quantization": value}
 
 
 def _most(value: Any) -> Options:
@@ -93,6 +94,20 @@ def _spec_method(value: Any) -> Options:
     return {"drafts": "model"} if value == "draft_model" else _drafts({"method": value})
 
 
+def _order(value: Any) -> Options:
+    if value != "fcfs":
+        raise ValueError(
+            "it must be fcfs; with --order rank a request of a higher priority goes first, in vLLM one of a lower, so "
+            "turn the sign in your clients"
+        )
+    return {"order": "fcfs"}
+
+
+def _cached(value: Any) -> Options:
+    mib = float(value) * 1024
+    return {"media_memory_mib": mib} | ({"pixel_memory_mib": mib + _PIXELS_MIB} if mib > _PIXELS_MIB else {})
+
+
 def _copies(value: Any) -> Options:
     return {"layout": f"{whole_number(value)}EPD"}
 
@@ -122,7 +137,9 @@ _MODEL: dict[str, Name] = {
     "model": _alias("model", "the positional MODEL"),
     "dtype": _chosen("dtype", {"half": "float16", "float": "float32"}, others=True),
     "quantization": Name(
-        "`--quantization`: fp8, fbgemm_fp8, mxfp4 and gguf are read without it", ("quantization",), _quantization
+        "`--quantization`; fp8, fbgemm_fp8, mxfp4 and gguf are read where a checkpoint has them",
+        ("quantization",),
+        _quantization,
     ),
     "max_model_len": Name("`--max-model-len`", ("max_model_len",), _length),
     "served_model_name": Name(
@@ -167,7 +184,7 @@ _SCHEDULER: dict[str, Name] = {
     "max_num_batched_tokens": _number("token_budget"),
     "max_num_seqs": _number("max_running"),
     "max_num_queued_reqs": _number("max_waiting"),
-    "scheduling_policy": _chosen("order", {"fcfs": "fcfs", "priority": "rank"}),
+    "scheduling_policy": Name("`--order fcfs`; not priority, which counts the other way there", ("order",), _order),
     "speculative_config": Name(
         "`--drafts`, `--draft-model`, `--max-drafts`", ("drafts", "draft_model", "max_drafts"), _drafts
     ),
@@ -193,7 +210,7 @@ _MEMORY: dict[str, Name] = {
     "block_size": _alias("block_tokens"),
     "enable_prefix_caching": _alias("prefix_cache"),
     "mm_processor_cache_gb": Name(
-        "`--media-memory-mib`", ("media_memory_mib",), lambda value: {"media_memory_mib": float(value) * 1024}
+        "`--media-memory-mib`, and `--pixel-memory-mib` beyond it", ("media_memory_mib", "pixel_memory_mib"), _cached
     ),
     **_absent("num_gpu_blocks_override", "--kv-cache-gib is the size of the KV cache"),
     **_absent("swap_space", "nothing is swapped; --host-cache-gib is host memory for what the device evicts", 0),

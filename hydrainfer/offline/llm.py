@@ -75,6 +75,7 @@ class LLM(RunningModel):
         prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: core.SamplingParams | Sequence[core.SamplingParams] | None = None,
         use_tqdm: bool = True,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Continue one prompt or several, in order: texts, token ids, or vLLM's dicts with `prompt` or
@@ -82,7 +83,7 @@ class LLM(RunningModel):
         `chat` takes them; the prompt has the model's own placeholder where each belongs. `others`: vLLM's, where they
         mean nothing. Raises the `HydraError` of the first request that fails."""
         check_others(others)
-        return self._run(self._prompt_jobs(prompts), sampling_params, use_tqdm)
+        return self._run(self._prompt_jobs(prompts, mm_processor_kwargs), sampling_params, use_tqdm)
 
     def _run(
         self, jobs: Sequence[Job], sampling: core.SamplingParams | Sequence[core.SamplingParams] | None, use_tqdm: bool
@@ -119,7 +120,7 @@ async def _gather(
             stream = await job.start(sampling, None)
             choices = await stream.result()
         bar.update()
-        return output_of(stream, choices, prompt_of(instance, job, stream), sampling)
+        return output_of(stream.prepared.id, stream, choices, prompt_of(instance, job, stream), sampling)
 
     tasks = [asyncio.ensure_future(one(*item)) for item in work]
     try:

@@ -11,6 +11,15 @@ import msgspec
 from hydrainfer import core
 from hydrainfer.core import InvalidRequest
 
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "length_penalty": (1.0, 1),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "logits_processors": ([], ()),
+    "extra_args": ({},),
+}
+"""Values, beside None, of parameters in `_REFUSED` that mean nothing."""
 _REFUSED = {
     "allowed_token_ids": "use logit_bias, or structured_outputs",
     "logits_processors": "no code of a caller runs in the engine; use logit_bias, bad_words or structured_outputs",
@@ -97,7 +106,7 @@ class SamplingParams(core.SamplingParams, frozen=True, kw_only=True, repr_omit_d
         super().__post_init__()
         for name, instead in _REFUSED.items():
             value = getattr(self, name)
-            if value and (value is True or value != 1):
+            if value is not None and value not in _HARMLESS.get(name, ()):
                 raise InvalidRequest(f"{name} is not to be had here: {instead}", param=name)
         if not self.spaces_between_special_tokens:
             raise InvalidRequest(
@@ -135,6 +144,9 @@ def _as_dict(form: Any) -> dict[str, Any]:
     fields = dict(form)
     if hasattr(fields.get("json"), "model_json_schema"):  # a Pydantic model
         fields["json"] = fields["json"].model_json_schema()
-    if fields.get("choice") is not None:
+    if isinstance(fields.get("choice"), tuple):
         fields["choice"] = list(fields["choice"])
+    for name in ("disable_any_whitespace", "disable_additional_properties"):
+        if fields.get(name):
+            raise InvalidRequest(f"structured_outputs.{name} is not supported", param=f"structured_outputs.{name}")
     return fields

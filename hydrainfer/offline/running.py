@@ -49,8 +49,9 @@ _OF_CALLS: Mapping[str, tuple[Any, str]] = {
     "chat_template_content_format": ("auto", "a template is shown the parts of a message"),
     "add_generation_prompt": (True, "generate continues a prompt as it is"),
     "continue_final_message": (False, "generate continues a prompt as it is"),
-    "priority": (None, "requests of one call are equal; `hydrainfer serve` has priorities"),
+    "priority": (0, "requests are equal here; `hydrainfer serve` has priorities"),
     "tokenization_kwargs": (None, "the tokenizer is the checkpoint's"),
+    **dict.fromkeys(("trace_headers", "data_parallel_rank", "reasoning_ended"), (None, "leave it out")),
     "prompt_token_ids": (None, "give {'prompt_token_ids': ids} as the prompt"),
 }
 """Arguments of vLLM's `chat` and `generate`, the values that mean nothing, and what comes nearest to the others."""
@@ -123,15 +124,16 @@ class RunningModel:
 
         return [job(parse_messages(chat, local=True)) for chat in chats]
 
-    def _prompt_jobs(self, prompts: Any) -> list[Job]:
-        """The jobs for one prompt or several, which are checked here. Raises `InvalidRequest`."""
+    def _prompt_jobs(self, prompts: Any, media: Mapping[str, Any] | None = None) -> list[Job]:
+        """The jobs for one prompt or several, which are checked here. `media`: how pictures and videos are prepared, if
+        a prompt does not say. Raises `InvalidRequest`."""
         intake = self._running().intake
 
         def job(one: PythonPrompt) -> Job:
             text = one.prompt if isinstance(one.prompt, str) else None
             if one.message is None:
                 return Job(lambda sampling, id: intake.complete(one.prompt, plain(sampling), id=id), text)
-            of, options = (one.message,), ChatOptions(media=one.options)
+            of, options = (one.message,), chat_options(None, None, one.options or media)
             return Job(
                 lambda sampling, id: intake.chat(of, plain(sampling), options=options, prompt=one.prompt, id=id), text
             )
@@ -151,10 +153,14 @@ def chat_options(
     mm_processor_kwargs: Mapping[str, Any] | None,
 ) -> ChatOptions:
     """The options of a chat. Raises `InvalidRequest`."""
+    for name, value in (("chat_template_kwargs", chat_template_kwargs), ("mm_processor_kwargs", mm_processor_kwargs)):
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidRequest(f"{name} must be a dict", param=name)
     return ChatOptions(parse_tools(tools), chat_template_kwargs, mm_processor_kwargs)
 
 
 def output_of(
+    id: str,
     stream: TokenStream,
     choices: Sequence[Completion],
     prompt: str,
@@ -162,16 +168,19 @@ def output_of(
     finished: bool = True,
 ) -> RequestOutput:
     """What the caller gets of a request whose choices are, or are so far, `choices`."""
+    ids, asked = stream.prepared.prompts[0], stream.prepared.sampling.prompt_logprobs is not None
+    likely = (None, *stream.prompt_logprobs[0]) if asked else ()
+    return RequestOutput(id, prompt, ids, choices_of(choices, sampling), likely, finished, stream.n_cached[0])
+
+
+def choices_of(choices: Sequence[Completion], sampling: core.SamplingParams) -> tuple[CompletionOutput, ...]:
     texts = sampling.detokenize if isinstance(sampling, SamplingParams) else True
-    outputs = tuple(
+    return tuple(
         CompletionOutput(
             i, c.text if texts else "", tuple(c.token_ids), tuple(c.logprobs), c.finish_reason or None, c.stop_reason
         )
         for i, c in enumerate(choices)
     )
-    ids, asked = stream.prepared.prompts[0], stream.prepared.sampling.prompt_logprobs is not None
-    likely = (None, *stream.prompt_logprobs[0]) if asked else ()
-    return RequestOutput(stream.prepared.id, prompt, ids, outputs, likely, finished, stream.n_cached[0])
 
 
 def prompt_of(instance: ServerParts, job: Job, stream: TokenStream) -> str:

@@ -20,6 +20,7 @@ from hydrainfer.offline.running import (
     chat_options,
     check_others,
     check_sampling,
+    choices_of,
     output_of,
     prompt_of,
 )
@@ -40,7 +41,7 @@ class AsyncLLM(RunningModel):
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         """As `LLM`."""
         super().__init__(model, **options)
-        self._streams: dict[str, TokenStream | None] = {}  # by the caller's id, None while it is prepared
+        self._live: dict[str, asyncio.Future[TokenStream]] = {}  # by the caller's id
         self._aborted = set[str]()  # of these
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -49,11 +50,13 @@ class AsyncLLM(RunningModel):
         prompt: AnyPrompt,
         sampling_params: core.SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Continue a prompt, as `LLM.generate` takes one. Raises the request's `HydraError`."""
         check_others(others)
-        (job,) = self._prompt_jobs([prompt])
+        (job,) = self._prompt_jobs([prompt], mm_processor_kwargs)
         return self._stream(job, sampling_params, request_id)
 
     def chat(
@@ -77,11 +80,14 @@ class AsyncLLM(RunningModel):
         """End requests. Their streams end with an output whose choices have the finish reason `abort`. Ids that are not
         live are ignored."""
         for one in [request_id] if isinstance(request_id, str) else request_id:
-            if one in self._streams:
-                self._aborted.add(one)
-            stream = self._streams.get(one)
-            if stream is not None:
-                stream.close()
+            started = self._live.get(one)
+            if started is None:
+                continue
+            self._aborted.add(one)
+            if started.done() and not started.cancelled() and started.exception() is None:
+                started.result().close()
+            else:
+                started.cancel()
 
     def shutdown(self) -> None:
         """`close`, under vLLM's name."""
@@ -95,38 +101,43 @@ class AsyncLLM(RunningModel):
         sampling = self.get_default_sampling_params() if sampling is None else sampling
         check_sampling(sampling)
         id = request_id or uuid.uuid4().hex
-        if id in self._streams:
+        if id in self._live:
             raise InvalidRequest(f"a request with the id {id!r} is live", param="request_id")
         kind = sampling.output_kind if isinstance(sampling, SamplingParams) else RequestOutputKind.CUMULATIVE
-        self._streams[id] = None
-        stream: TokenStream | None = None
+        so_far = [_nothing() for _ in range(sampling.n)]
+        # the engine may still end an earlier request of this id, so it is given one of its own
+        started = self._live[id] = asyncio.ensure_future(job.start(sampling, f"{id}-{uuid.uuid4().hex[:12]}"))
         try:
-            stream = self._streams[id] = await job.start(sampling, id)
-            if id in self._aborted:
-                stream.close()
+            try:
+                stream = await started
+            except asyncio.CancelledError:
+                if id not in self._aborted:
+                    raise
+                yield RequestOutput(id, job.prompt or "", (), choices_of(_ended(so_far), sampling))
+                return
             prompt = prompt_of(instance, job, stream)
-            so_far = [Completion("", [], [], "", None) for _ in range(sampling.n)]
             async for deltas in stream:
-                shown = _added(so_far, deltas)
+                new = _added(so_far, deltas)
                 done = all(one.finish_reason for one in so_far)
                 if kind is RequestOutputKind.FINAL_ONLY and not done:
                     continue
-                choices = shown if kind is RequestOutputKind.DELTA else so_far
-                yield output_of(stream, choices, prompt, sampling, done)
+                choices = new if kind is RequestOutputKind.DELTA else so_far
+                yield output_of(id, stream, choices, prompt, sampling, done)
             if not all(one.finish_reason for one in so_far):
-                for one in so_far:
-                    one.finish_reason = one.finish_reason or "abort"
-                yield output_of(stream, so_far, prompt, sampling)
+                last = [_nothing() for _ in so_far] if kind is RequestOutputKind.DELTA else so_far
+                yield output_of(id, stream, _ended(last), prompt, sampling)
         finally:
-            del self._streams[id]
+            del self._live[id]
             self._aborted.discard(id)
-            if stream is not None:
-                stream.close()
+            if not started.done():
+                started.cancel()
+            elif not started.cancelled() and started.exception() is None:
+                started.result().close()
 
     def _check_loop(self) -> None:
         """Raise `InvalidRequest` if another event loop has live requests."""
         loop = asyncio.get_running_loop()
-        if self._streams and loop is not self._loop:
+        if self._live and loop is not self._loop:
             raise InvalidRequest("an AsyncLLM answers one event loop at a time; make one for each", param="loop")
         self._loop = loop
 
@@ -137,9 +148,20 @@ class AsyncLLM(RunningModel):
         await asyncio.to_thread(self.close)
 
 
+def _nothing() -> Completion:
+    return Completion("", [], [], "", None)
+
+
+def _ended(choices: list[Completion]) -> list[Completion]:
+    """The choices, of which those that went on have been aborted."""
+    for one in choices:
+        one.finish_reason = one.finish_reason or "abort"
+    return choices
+
+
 def _added(so_far: list[Completion], deltas: Sequence[Delta]) -> list[Completion]:
     """Add these parts to the choices. Returns what is new of each choice."""
-    new = [Completion("", [], [], "", None) for _ in so_far]
+    new = [_nothing() for _ in so_far]
     for delta in deltas:
         for one in (so_far[delta.choice], new[delta.choice]):
             one.text += delta.text

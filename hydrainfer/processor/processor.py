@@ -370,7 +370,7 @@ class Processor:
         predicted_ids = predicted(sampling.prediction, self.model)
         if sampling.prediction:
             sampling = msgspec.structs.replace(sampling, prediction="")
-        if sampling.bad_words:
+        if sampling.bad_words or sampling.bad_ids:
             bad_ids = spellings(sampling.bad_words, self.model)
             sampling = msgspec.structs.replace(sampling, bad_words=(), bad_ids=bad_ids)
         seeds = [secrets.randbits(63) if sampling.seed is None else sampling.seed for _ in token_lists]

@@ -49,6 +49,39 @@ def test_an_error_is_told_in_the_servers_words(monkeypatch, status, body):
         next(pieces)
 
 
+NULL = b'data: {"choices":[{"delta":null}]}\n\ndata: {"usage":{}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'data:{"choices":[{"delta":{"content":"A "}}]}\n\ndata: [DONE]\n\n', None),
+        (NULL + b'data: {"choices":[{"delta":{"content":"A "}}]}\n\n', None),
+        (b"data: {broken\n\n", "no chunk of an answer: {broken"),
+        (b'data: {"error": "a text"}\n\n', "the server says: a text"),
+        (b"data: [1]\n\n", "no chunk of an answer"),
+    ],
+)
+def test_other_servers_are_read_or_refused(monkeypatch, body, says):
+    client = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, content=body)))
+    monkeypatch.setattr(httpx, "stream", client.stream)
+    pieces = ask_about(Server("http://x", "m"), str(PICTURE), "What is this?", 8)
+    if says is None:
+        assert list(pieces) == ["A "]
+        return
+    with pytest.raises(InvalidRequest) as e:
+        list(pieces)
+    assert says in e.value.message
+
+
+@pytest.mark.parametrize("key", ["a b", "sch\u00fcssel", "a\nb"])
+def test_a_key_that_no_header_may_have_is_not_shown(served, key):
+    with pytest.raises(ConfigError, match="api_key has characters") as e:
+        find_server(served, api_key=key)
+    assert key not in e.value.message
+    assert find_server(served, api_key="key\n").model
+
+
 def test_turns_pictures_and_what_is_saved(conversation, tmp_path):
     first = "".join(piece.text for piece in conversation.ask("Hello"))
     conversation.show(str(PICTURE))
@@ -93,7 +126,7 @@ def test_a_server_that_is_not_there_or_not_one(served):
         ("http://127.0.0.1:9", None, "nothing answers at http://127.0.0.1:9"),
         ("http://[", None, "nothing answers"),
         (f"{served}/nowhere", None, "answers with 404"),
-        (served, "another", "serves llava0, not another"),
+        (served, "another", r"serves llava\d+, not another"),
     ):
         with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
             find_server(url, model)
@@ -118,6 +151,10 @@ def test_a_chat_in_a_terminal(conversation, tmp_path):
             "/image",
             "/image nowhere.png",
             "/nonsense",
+            "/image [/x].jpg",
+            "/image it's.jpg",
+            "/image ~nosuchuser/x.jpg",
+            "/save ~nosuchuser/x",
             "/help",
             f"/save {tmp_path / 'chat.json'}",
             "/save",
@@ -133,6 +170,10 @@ def test_a_chat_in_a_terminal(conversation, tmp_path):
         "/image cat.jpg",
         "cannot read nowhere.png: No such file or directory",
         "there is no /nonsense",
+        "cannot read [/x].jpg",
+        "cannot read it's.jpg",
+        "cannot read ~nosuchuser/x.jpg",
+        "cannot write ~nosuchuser/x",
         "Ctrl-C ends an answer",
         "written to",
         "name a file",

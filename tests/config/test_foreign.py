@@ -42,12 +42,13 @@ def test_every_option_of_vllm_has_a_meaning():
         ("--no-enable-prefix-caching", {"prefix_cache": False}),
         ("--dtype half", {"dtype": "float16"}),
         ("--dtype bfloat16", {"dtype": "bfloat16"}),
-        ("--quantization fp8", {"quantization": "none"}),
+        ("--quantization int8", {"quantization": "int8"}),
         ("-dp 3", {"layout": "3EPD"}),
         ("--model some/model", {"model": "some/model"}),
         ('--limit-mm-per-prompt {"image":4,"video":{"count":1,"width":32}}', {"max_images": 4, "max_videos": 1}),
         ("--limit-mm-per-prompt.image 3 --limit-mm-per-prompt.video 0", {"max_images": 3, "max_videos": 0}),
-        ('--limit-mm-per-prompt {"audio":0}', {"max_images": 16}),
+        ('--limit-mm-per-prompt {"image":1} --limit-mm-per-prompt.video 1', {"max_images": 1, "max_videos": 1}),
+        ("--mm-processor-cache-gb 4", {"media_memory_mib": 4096.0, "pixel_memory_mib": 4608.0}),
         ("--language-model-only", {"max_images": 0, "max_videos": 0}),
         ("--kv-cache-memory-bytes 3G", {"kv_cache_gib": 3.0}),
         ("--mm-processor-cache-gb 0.5", {"media_memory_mib": 512.0}),
@@ -57,7 +58,7 @@ def test_every_option_of_vllm_has_a_meaning():
         ),
         ("--disable-uvicorn-access-log --uvicorn-log-level critical", {"access_log": False, "log_level": "error"}),
         ("--disable-log-stats", {"stats_s": 0}),
-        ("--scheduling-policy priority", {"order": "rank"}),
+        ("--scheduling-policy fcfs", {"order": "fcfs"}),
         ("--distributed-executor-backend mp", {"launcher": "auto"}),
         ('-sc {"method":"ngram","num_speculative_tokens":5}', {"drafts": "ngram", "max_drafts": 5}),
         ('--speculative-config {"model":"small"}', {"drafts": "model", "draft_model": "small"}),
@@ -94,6 +95,8 @@ def test_several_words_are_one_value_when_the_model_stands_first():
         ("--kv-cache-dtype auto", "dtype of the model"),
         ("-O3 --seed 7 --attention-backend FLASHINFER", "kernels are chosen"),
         ("--enable-auto-tool-choice --swap-space 0", "always on"),
+        ("--quantization fp8", "read where a checkpoint has them"),
+        ('--limit-mm-per-prompt {"audio":0}', "--max-images"),
         ("--no-enable-expert-parallel", "experts"),
     ],
 )
@@ -115,7 +118,12 @@ def test_what_means_nothing_here_is_said(line, says):
         ("--swap-space 4", "--host-cache-gib"),
         ("--max-num-seqs many", "max_num_seqs (flag), an option of vLLM: it must be a number"),
         ("--max-num-seqs 0", "max_running (flag): must be a whole number of at least 1"),
-        ("--scheduling-policy lottery", "must be one of fcfs, priority"),
+        ("--scheduling-policy priority", "in vLLM one of a lower, so turn the sign"),
+        ("--enforce-eager.x 1 --enforce-eager.x.y 2", "--enforce-eager.x does not fit what else is given"),
+        (
+            "-sc {} --speculative-config.a 1 --speculative-config.a.b 2",
+            "--speculative-config.a.b does",
+        ),
         ("--limit-mm-per-prompt 4", "must be an object"),
         ('--limit-mm-per-prompt {"audio":1}', "no audio is taken"),
         ("--limit-mm-per-prompt {", "limit_mm_per_prompt (flag)"),
@@ -141,12 +149,18 @@ def test_several_keys_are_refused_without_showing_them():
     assert "secret" not in e.value.message
 
 
+def test_none_is_the_default_of_most_options_there():
+    names = [name for name, meaning in NAMES.items() if meaning.ours and name not in meaning.ours]
+    assert load(dict.fromkeys(names)).config == load({}).config
+    assert load({"dtype": "auto", "max_model_len": None, "served_model_name": None}).config == load({}).config
+
+
 def test_files_the_environment_and_python_take_the_names_too(tmp_path):
     file = tmp_path / "vllm.yaml"
-    file.write_text("max-num-seqs: 5\nlimit-mm-per-prompt:\n  image: 2\ntrust-remote-code: true\n")
+    file.write_text("max-num-seqs: 5\nroot-path: /x\nlimit-mm-per-prompt:\n  image: 2\ntrust-remote-code: true\n")
     found = load({"tensor_parallel_size": 1}, file, {"HYDRAINFER_ENFORCE_EAGER": "true"}, given="argument of LLM")
     assert (found.config.max_running, found.config.max_images, found.config.cuda_graphs) == (5, 2, False)
-    assert found.provenance["max_running"] == str(file)
+    assert found.provenance["max_running"] == str(file) and found.config.root_path == "/x"
     assert [note.split(" is vLLM's")[0] for note in found.notes] == [
         f"trust_remote_code ({file})",
         "tensor_parallel_size (argument of LLM)",

@@ -69,7 +69,12 @@ def test_the_rest_is_what_requests_carry():
         ({"allowed_token_ids": [1]}, "use logit_bias"),
         ({"use_beam_search": True}, "beam search is not supported"),
         ({"best_of": 3}, "use n"),
-        ({"truncate_prompt_tokens": 5}, "shorten the prompt"),
+        ({"truncate_prompt_tokens": 1}, "shorten the prompt"),
+        ({"thinking_token_budget": 0}, "not supported"),
+        ({"allowed_token_ids": []}, "use logit_bias"),
+        ({"structured_outputs": {"choice": "Positive"}}, "must be a list of texts"),
+        ({"structured_outputs": {"choice": 3}}, "must be a list of texts"),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, "is not supported"),
         ({"spaces_between_special_tokens": False}, "leave it out"),
         ({"output_kind": "delta"}, "must be a RequestOutputKind"),
         ({"bad_words": [""]}, "bad_words must not hold an empty word"),
@@ -120,6 +125,15 @@ def test_text_log_probabilities_and_cached_tokens(llm):
     assert again.outputs[0].cumulative_logprob is None
     tokenizer = llm.get_tokenizer()
     assert tokenizer.decode(first.prompt_token_ids) and parts(llm).caches.check(idle=True) is None
+
+
+def test_token_ids_of_bad_words_are_the_processors_alone(llm):
+    (out,) = llm.chat(CHAT, SamplingParams(max_tokens=2, bad_ids=((-1,), 5)), use_tqdm=False)
+    assert len(out.outputs[0].token_ids) <= 2
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs must be a dict"):
+        llm.chat(CHAT, chat_template_kwargs=5)
+    (out,) = llm.generate("x", SamplingParams(max_tokens=2), use_tqdm=False, mm_processor_kwargs=None, priority=0)
+    assert out.finished
 
 
 def test_methods_of_vllm_that_are_not_here_say_so(llm):

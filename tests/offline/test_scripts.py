@@ -66,7 +66,7 @@ assert out.prompt_logprobs[0] is None and out.finished
     "several choices": """
 from hydrainfer import LLM, SamplingParams
 llm = LLM(model=MODEL, quantization=None, kv_cache_dtype="auto", block_size=16, swap_space=0)
-(out,) = llm.generate(["One"], SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=5, best_of=3 and None))
+(out,) = llm.generate(["One"], SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=5))
 said.append([choice.text for choice in out.outputs])
 """,
     "drafts": """

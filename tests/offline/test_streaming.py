@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+import time
 
 import httpx
 import pytest
@@ -114,6 +117,54 @@ def test_requests_end_when_they_are_aborted_or_no_longer_read(path):
     assert run(path, work)[-1].finished
 
 
+def test_an_id_can_be_taken_again_at_once(path):
+    """While the engine, which is slow here, still ends the earlier request of this id."""
+
+    async def work(llm):
+        handle = parts(llm).sessions.handle
+        cancel = handle.cancel
+        handle.cancel = lambda ids: threading.Timer(0.2, cancel, (ids,)).start()
+        for _ in range(40):
+            stream = llm.generate("Once", LONG, request_id="mine")
+            assert (await anext(stream)).request_id == "mine"
+            await stream.aclose()
+        handle.cancel = cancel
+        return await read(llm.generate("Once", SamplingParams(max_tokens=2)))
+
+    assert run(path, work)[-1].finished
+
+
+def test_the_last_output_of_an_aborted_stream_of_news_holds_no_old_ones(path):
+    async def work(llm):
+        params = SamplingParams(max_tokens=400, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+        found = []
+        async for output in llm.generate("Once", params, request_id="mine"):
+            found.append(output.outputs[0])
+            if len(found) == 3:
+                await llm.abort("mine")
+        assert (found[-1].finish_reason, found[-1].token_ids, found[-1].text) == ("abort", (), "")
+        return found
+
+    assert len(run(path, work)) >= 4
+
+
+def test_a_request_is_aborted_while_its_picture_is_fetched(path):
+    async def work(llm):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.png"
+            chat = user({"type": "image_url", "image_url": {"url": url}}, "What is this?")
+            task = asyncio.ensure_future(read(llm.chat(chat, LONG, request_id="mine")))
+            await asyncio.sleep(0.3)
+            begin_s = time.monotonic()
+            await llm.abort("mine")
+            (output,) = await task
+            assert time.monotonic() - begin_s < 2.0
+            return output
+
+    output = run(path, work, media_hosts="any", image_fetch_s=30)
+    assert output.finished and output.outputs[0].finish_reason == "abort" and output.request_id == "mine"
+
+
 def test_wrong_ones_fail_alone(path):
     async def work(llm):
         good = read(llm.generate("Once", SamplingParams(max_tokens=5, temperature=0.0)))
@@ -128,6 +179,17 @@ def test_wrong_ones_fail_alone(path):
 
     good, *bad = run(path, work)
     assert good[-1].finished and all(isinstance(one, InvalidRequest) for one in bad)
+
+
+def test_closed_while_requests_are_prepared(path):
+    async def main():
+        llm = AsyncLLM(path, **OPTIONS)
+        tasks = [asyncio.ensure_future(read(llm.chat(chat, LONG))) for chat in chats(40)]
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(llm.close)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert {type(one) for one in asyncio.run(main())} <= {Unavailable}
 
 
 def test_after_the_end(path):

@@ -153,6 +153,9 @@ class Intake:
                 future.add_done_callback(self._discard_late)
             if isinstance(e, TimeoutError):
                 raise _too_late() from None
+            task = asyncio.current_task()
+            if isinstance(e, asyncio.CancelledError) and task is not None and not task.cancelling():
+                raise shutting_down() from None  # the threads end, and nobody has cancelled this task
             raise
         place.prepared(Work.of_prepared(prepared))
         place.on_tokens(prepared.n_prompt_tokens * prepared.sampling.n)

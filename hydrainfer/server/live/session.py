@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from hydrainfer.core import HydraError, InternalError, Output, shutting_down
+from hydrainfer.core import HydraError, InternalError, InvalidRequest, Output, shutting_down
 from hydrainfer.engine.ports import EngineHandle
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import PixelStore, Prepared, Vocabulary
@@ -87,7 +87,7 @@ class Sessions:
 
     def start(self, prepared: Prepared, place: Place | None = None) -> TokenStream:
         """Run a request. The stream takes over `place` and the pictures, also if an error is raised. Raises as `submit`
-        and `OverloadControl.claim`."""
+        and `OverloadControl.claim`, and `InvalidRequest` if its id is that of a live one."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._goes_on = loop, False
@@ -95,6 +95,12 @@ class Sessions:
         if self._closing and place is not None:  # the sessions were closed while the request was prepared
             place.leave()
             place = None
+        live = next((r.id for r in prepared.requests if r.id in self._streams), None)
+        if live is not None:
+            self.discard(prepared)
+            if place is not None:
+                place.leave()
+            raise InvalidRequest(f"a request with the id {live!r} is live; take another one", param="request_id")
         try:
             place = place or self.overload.claim(None, Work.of_prepared(prepared))
         except HydraError:
@@ -104,7 +110,6 @@ class Sessions:
         stream.on_stop = self._stopped
         stream.on_begun, stream.on_end = place.begun, lambda: self._end(stream, place)
         for request in prepared.requests:
-            assert request.id not in self._streams, f"request id {request.id} is already live"
             self._streams[request.id] = stream
         n_submitted = 0
         try:
