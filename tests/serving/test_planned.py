@@ -68,9 +68,8 @@ def test_the_file_of_a_search_over_eight_starts(tmp_path, monkeypatch):
     monkeypatch.setattr("hydrainfer.serving.serve_forever", lambda loaded, _: served.append(loaded))
     command, *words = said_next(result)
     assert command == "hydrainfer" and CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
-    assert (
-        served[0].config == load({"layout": str(out / "layout.yaml"), "device": "emulated", "cost_model": FAST}).config
-    )
+    wanted = {"layout": str(out / "layout.yaml"), "device": "emulated", "cost_model": FAST, "slo": EXPECTED["slo"]}
+    assert served[0].config == load(wanted).config
     assert {p.name for p in out.iterdir()} >= {"plan.json", "report.html", "layout.yaml"}
     loaded = load({**EMULATED, "layout": str(out / "layout.yaml")})
     assert len(read_layout(loaded.config.layout)) == 8
@@ -83,7 +82,8 @@ def test_a_configuration_without_weights_is_not_what_to_serve_next(tmp_path):
     args += ["--slo", "ttft=8,tpot=0.08", "--dtype", "bfloat16", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["profile", *args])
     layout = str(tmp_path / "layout.yaml")
-    assert said_next(result) == ["hydrainfer", "serve", "CHECKPOINT", "--layout", layout, "--dtype", "bfloat16"]
+    wanted = ["--layout", layout, "--dtype", "bfloat16", "--slo", "ttft=8,tpot=0.08"]
+    assert said_next(result) == ["hydrainfer", "serve", "CHECKPOINT", *wanted]
     assert result.output.rstrip().endswith("   # CHECKPOINT: the directory with llava-next-7b's weights")
 
 
