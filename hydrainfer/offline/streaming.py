@@ -124,8 +124,10 @@ class AsyncLLM(RunningModel):
                 choices = new if kind is RequestOutputKind.DELTA else so_far
                 yield output_of(id, stream, choices, prompt, sampling, done)
             if not all(one.finish_reason for one in so_far):
-                last = [_nothing() for _ in so_far] if kind is RequestOutputKind.DELTA else so_far
-                yield output_of(id, stream, _ended(last), prompt, sampling)
+                last = _ended(so_far)
+                if kind is RequestOutputKind.DELTA:
+                    last = [Completion("", [], [], one.finish_reason, one.stop_reason) for one in last]
+                yield output_of(id, stream, last, prompt, sampling)
         finally:
             del self._live[id]
             self._aborted.discard(id)

@@ -118,7 +118,7 @@ def test_a_prompt_may_have_pictures_and_videos(paths):
     ],
 )
 def test_one_sampler_decides_the_prompt_and_the_pixels(newer, taken, seconds, tmp_path):
-    """Of a file with 12 frames in 3 s, whose frames are as bright as their number says."""
+    """The file has 12 frames in 3 s, and each is as bright as its number says."""
     path, store = make_glm("glm4v", tmp_path, newer=newer), PixelStore(1 << 28)
     processor = Processor(described(path), store, weights=b"", dtype="float32")
     message = parse_messages([user({"type": "video", "video": movie(12, 4)})], local=True)

@@ -51,7 +51,7 @@ def prepared(path, messages):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_embeddings_of_pictures_are_those_of_transformers(kind, paths):
-    """Of several sizes in one pass, and each alone; in float64, from which its own float32 is as far as ours."""
+    """Pictures of several sizes are computed in one pass, and each alone; the reference computes in float64."""
     ours, theirs = load_model(paths[kind], Role.parse("E")), Mistral3Reference(paths[kind])
     theirs.model.double()
     for chat in ("several sizes", "wide", "tall", "tiny"):

@@ -68,7 +68,7 @@ def test_turns_in_small_chunks_that_reuse_what_was_computed(n_chunk, path):
     [({}, [0, 5, 11], "three"), ({"fps": 2}, [0, 2, 4, 6, 8, 11], "six"), ({"num_frames": 1}, [0], "one")],
 )
 def test_one_sampler_decides_the_prompt_and_the_pixels(options, taken, number, path):
-    """Of a file with 12 frames in 3 s, whose frames are as bright as their number says."""
+    """The file has 12 frames in 3 s, and each is as bright as its number says."""
     request, processor = request_of(path, {"type": "video", "video": movie(12, 4)}, **options)
     shown = processor.model.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
     frames = [f"\nFrame from 00:{i // 4:02d}:{AROUND}{WHOLE}{IMAGE * 4}{AROUND}" for i in taken]
@@ -112,7 +112,7 @@ def test_a_video_without_frames_and_unknown_options_are_refused(path):
 
 
 def test_a_processor_without_videos_takes_pictures_only(path, changed, tmp_path):
-    """Of SmolVLM's classes only one takes videos. Idefics3 has no other."""
+    """Only one of SmolVLM's processors takes videos. Idefics3 has no other."""
     assert read_config(path).vision.videos is not None
     for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         older = changed(file, processor_class="Idefics3Processor")

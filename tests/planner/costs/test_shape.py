@@ -113,7 +113,7 @@ def test_gemma_4_by_hand(name, text, whole, token_bytes, window_bytes):
 
 @pytest.mark.parametrize("name", ["ministral-3-8b", "mistral-small-3.2"])
 def test_prompts_have_a_text_after_each_row_of_a_picture(name):
-    """Of 1024 x 768 there are 28 rows of 37 tokens; the text after the last row counts as one around the picture."""
+    """A picture of 1024 x 768 has 28 rows of 37 tokens. The text after the last row is one of those around it."""
     prompts = prompts_of(name)
     assert [prompts.inner(*size) for size in SIZES] == [15, 27, 17, 30, 54]
     assert prompts.text("", 1) - prompts.text("", 0) == 1

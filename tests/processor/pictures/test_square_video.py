@@ -164,7 +164,7 @@ def test_what_a_file_says_of_the_frames_counts(checkpoints, tmp_path):
     ("name", "options", "n"), [("internvl", {}, 8), ("onevision", {}, 32), ("internvl", {"fps": 1}, 4)]
 )
 def test_frames_of_a_file_are_those_that_are_chosen(checkpoints, name, options, n):
-    """Of 40 frames in 4 s."""
+    """The video has 40 frames in 4 s."""
     data, processor = make_video("mpeg4"), processor_of(checkpoints[name])
     chat = parse_messages([user({"type": "video", "video": data}, text("?"))], local=True)
     (request,) = processor.chat("r", chat, GREEDY, options=ChatOptions(media=options)).requests
@@ -177,7 +177,7 @@ def test_frames_of_a_file_are_those_that_are_chosen(checkpoints, name, options, 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_equal_frames_have_one_key_unless_a_newline_follows(checkpoints, name):
-    """That of an equal picture is another one."""
+    """A picture of the same pixels has another key."""
     clip = video(5, 3, 56, 56, 1.0)
     clip["video"][:] = clip["video"][0]
     parts = (clip, {"type": "image", "image": Image.fromarray(clip["video"][0])})
