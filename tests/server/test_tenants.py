@@ -41,11 +41,16 @@ def clock(monkeypatch):
 ACME = f"acme: {{keys: [{key('a')}, {key('b')}], requests_per_minute: 6, tokens_per_minute: 1000, concurrency: 2}}"
 
 
-def use(tenants, tenant, n_tokens=0):
+def use(tenants, tenant, n_tokens=1):
     tenants.check(tenant)
-    tenants.begin(tenant)
-    tenants.charge(tenant, n_tokens)
-    tenants.end(tenant)
+    request = tenants.begin(tenant)
+    request.charge(n_tokens)
+    request.end()
+
+
+def waste(tenants, tenant):
+    tenants.check(tenant)
+    tenants.begin(tenant).end()
 
 
 def test_keys_of_the_file_and_of_the_option_open_it(write):
@@ -126,10 +131,45 @@ def test_requests_at_once(write):
     acme = tenants.find("Bearer a")
     for _ in range(2):
         tenants.check(acme)
-        tenants.begin(acme)
+        request = tenants.begin(acme)
     with pytest.raises(Overloaded, match="2 requests at once"):
         tenants.check(acme)
-    tenants.end(acme)
+    request.end()
+    tenants.check(acme)
+
+
+def test_requests_that_end_before_their_work_cost_none_of_a_minute(write, clock):
+    tenants = Tenants((), write(ACME))
+    acme = tenants.find("Bearer a")
+    for _ in range(59):
+        waste(tenants, acme)
+    for _ in range(6):
+        use(tenants, acme)
+    with pytest.raises(Overloaded, match="6 requests per minute"):
+        tenants.check(acme)
+
+
+def test_a_flood_of_requests_that_end_before_their_work_is_stopped(write, clock):
+    tenants = Tenants((), write(ACME))
+    acme = tenants.find("Bearer a")
+    for _ in range(60):
+        waste(tenants, acme)
+    with pytest.raises(Overloaded, match="60 refused or cancelled requests per minute") as e:
+        tenants.check(acme)
+    clock.now += e.value.retry_after_s
+    use(tenants, acme)
+
+
+def test_requests_whose_work_may_still_begin_count_until_they_end(write, clock):
+    """Else many that arrive at once would all be let in."""
+    tenants = Tenants((), write(ACME.replace("concurrency: 2", "concurrency: 20")))
+    acme = tenants.find("Bearer a")
+    for _ in range(6):
+        tenants.check(acme)
+        waiting = tenants.begin(acme)
+    with pytest.raises(Overloaded, match="6 requests per minute"):
+        tenants.check(acme)
+    waiting.end()
     tenants.check(acme)
 
 
@@ -249,3 +289,51 @@ def test_choices_count_once_the_body_is_known(start, write):
         wait_until(lambda: tenants._n_live["acme"] == 3)
     server.check_idle()
     wait_until(lambda: not tenants._n_live["acme"])
+
+
+def test_a_refused_request_costs_none_of_a_minute(start, write):
+    """Whatever the reason: no such model, a wrong or unknown field, a prompt that is too long, a picture."""
+    limits = "requests_per_minute: 1, tokens_per_minute: 50"
+    server = start(tenants=Tenants((), write(f"acme: {{keys: [{key('a')}], {limits}}}")))
+    server.http.headers["authorization"] = "Bearer a"
+    broken = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    hello = [{"role": "user", "content": "hi"}]
+    ask = {"model": "tiny", "messages": hello, "max_tokens": 1}
+    for status, path, body in (
+        (404, "/v1/chat/completions", {**ask, "model": "none"}),
+        (404, "/v1/completions", {"model": "none", "prompt": "hi"}),
+        (404, "/v1/messages", {**ask, "model": "none"}),
+        (404, "/api/chat", {"model": "none", "messages": hello}),
+        (400, "/v1/chat/completions", {**ask, "temperature": -1}),
+        (400, "/v1/chat/completions", {**ask, "temperatur": 1}),
+        (400, "/v1/chat/completions", {**ask, "priority": 2}),
+        (400, "/v1/chat/completions", {**ask, "messages": [{"role": "user", "content": "hi " * 2000}]}),
+        (400, "/v1/completions", {"model": "tiny", "prompt": "hi " * 2000}),
+        (400, "/v1/responses", {"model": "tiny", "input": "hi " * 2000}),
+        (422, "/v1/chat/completions", {**ask, "messages": [{"role": "user", "content": broken}]}),
+        (400, "/tokenize", {"prompt": 5}),
+        (400, "/detokenize", {"tokens": [-1]}),
+        (400, "/v1/messages/count_tokens", {"model": "tiny"}),
+    ):
+        answer = server.post(path, **body)
+        assert answer.status_code == status, (path, body, answer.text)
+    assert server.http.post("/v1/completions", content=b"{").status_code == 400
+    assert server.http.post("/v1/completions", content=b"", headers={"content-type": "x/y"}).status_code == 415
+    assert server.post("/v1/chat/completions", **ask).status_code == 200, "the one of this minute"
+    for path, body in (("/v1/chat/completions", ask), ("/tokenize", {"prompt": "hi"})):
+        assert server.post(path, **body).status_code == 429, path
+    server.check_idle()
+
+
+def test_a_request_whose_work_has_begun_costs_one_of_a_minute_however_it_ends(start, write):
+    """Here its client hangs up at the first token."""
+    server = start(tenants=Tenants((), write(f"acme: {{keys: [{key('a')}], requests_per_minute: 2}}")), step_s=0.01)
+    server.http.headers["authorization"] = "Bearer a"
+    body = {"prompt": "hi", "stream": True, "ignore_eos": True, "max_tokens": 300}
+    statuses = []
+    for _ in range(6):  # in two minutes at most, of which one has three
+        with server.http.stream("POST", "/v1/completions", json=body) as answer:
+            statuses.append(answer.status_code)
+            next(answer.iter_lines())
+    assert statuses[0] == 200 and statuses[-1] == 429
+    server.check_idle()

@@ -6,12 +6,11 @@ import asyncio
 import math
 import sys
 from collections.abc import Iterable
-from functools import partial
 from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hydrainfer.core import HydraError, Overloaded
 from hydrainfer.metrics import HttpCounts
@@ -20,7 +19,7 @@ from hydrainfer.server.door.open_connections import OpenConnections
 from hydrainfer.server.door.overload import OverloadControl, Place, Urgency
 from hydrainfer.server.door.returns import Mark
 from hydrainfer.server.door.standing import Standing
-from hydrainfer.server.door.tenants import Tenant, Tenants
+from hydrainfer.server.door.tenants import Tenant, TenantRequest, Tenants
 from hydrainfer.server.http import JSON, Protocols, RefusalLines, error_headers, route_path
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -113,25 +112,17 @@ class Door:
         returning = asked.returning or (mark is not None and mark.returns)
         place = self.overload.enter(asked.n_bytes, returning=returning, urgency=urgency)
         place.mark = mark
-        self.tenants.begin(tenant)
-        place.on_tokens = partial(self.tenants.charge, tenant)
-        place.on_leave = partial(self.tenants.end, tenant)
-
-        def count(n: int) -> None:
-            self.tenants.claim(tenant, n)
-            place.on_leave = partial(self.tenants.end, tenant, n)
-
-        place.on_claim = count
+        request = self.tenants.begin(tenant)
+        place.on_claim, place.on_tokens, place.on_leave = request.claim, request.charge, request.end
         standing.tenant = tenant
         standing.place = place
         return place
 
-    def begin(self, asked: Asked) -> Tenant:
-        """Count a request that needs no place. The caller then calls `Tenants.end`. Raises `HydraError` if the request
-        may not come in."""
+    def begin(self, asked: Asked) -> TenantRequest:
+        """Let in a request that needs no place. The caller calls its `end`. Raises `HydraError` if the request may not
+        come in."""
         tenant, _ = self._who(asked)
-        self.tenants.begin(tenant)
-        return tenant
+        return self.tenants.begin(tenant)
 
     def _who(self, asked: Asked) -> tuple[Tenant, Urgency]:
         """The tenant, and the urgency of its request. Raises `HydraError` if the key, a limit or the priority does not
@@ -196,14 +187,20 @@ class Gate:
     async def _briefly(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         Standing.of(scope).path = path
         try:
-            tenant = self._door.begin(Asked.read(scope["headers"]))
+            asked = self._door.begin(Asked.read(scope["headers"]))
         except HydraError as e:
             await self._door.protocols.error_response(e, path)(scope, receive, send)
             return
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                asked.begin_work()
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, note)
         finally:
-            self._door.tenants.end(tenant)
+            asked.end()
 
 
 def _number(value: bytes) -> float:

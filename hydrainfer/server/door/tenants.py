@@ -3,7 +3,7 @@
 acme:
   keys: [sha256:…]            # hashes of the bearer tokens that clients send; at least one
   top_priority: 1             # no request may have a higher one; 0 by default
-  requests_per_minute: 600    # each limit: none by default
+  requests_per_minute: 600    # each limit: none by default; counted once the work of a request begins
   tokens_per_minute: 100000   # tokens of prompts and answers
   concurrency: 16             # choices at once: `n` and each prompt of a request count
   weight: 2                   # its share of the engine, relative to others, while they also wait; 1 by default
@@ -32,6 +32,8 @@ from hydrainfer.server.door.queues import LATEST_TURN_S
 _Limit = Annotated[int, msgspec.Meta(ge=1)]
 _Key = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
 _BUSY_S = 1.0  # the pause before a retry for a tenant that has too many requests at once
+_WASTED = "refused or cancelled requests"
+_WASTED_EACH, _FEWEST_WASTED = 10, 60  # requests per minute that may end before work: for each allowed one, at least
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +101,42 @@ class Reloaded(NamedTuple):
     gone: list[str]
 
 
+class TenantRequest:
+    """One request of a tenant, which counts as live from when it is made until `end`. It costs one of the tenant's
+    requests per minute once its work begins. If it ends before that, because it was refused or given up, it costs none,
+    but only so many such requests are let in per minute."""
+
+    __slots__ = ("_begun", "_n", "_tenants", "tenant")
+
+    def __init__(self, tenants: Tenants, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self._tenants = tenants
+        self._begun, self._n = False, 1
+
+    def claim(self, n: int) -> None:
+        """Count it by its `n` choices. Raises as `Tenants.claim`."""
+        self._tenants.claim(self.tenant, n)
+        self._n = n
+
+    def begin_work(self) -> None:
+        """Note that its work begins. Safe to repeat."""
+        if not self._begun:
+            self._begun = True
+            self._tenants.settle(self.tenant, worked=True)
+
+    def charge(self, n_tokens: int) -> None:
+        """Count tokens once they are known. Its work has then begun, if there are any."""
+        if n_tokens:
+            self.begin_work()
+            self._tenants.charge(self.tenant, n_tokens)
+
+    def end(self) -> None:
+        """Note that it has ended."""
+        if not self._begun:
+            self._tenants.settle(self.tenant, worked=False)
+        self._tenants.end(self.tenant, self._n)
+
+
 class Tenants:
     """The API keys, and what each tenant has used of its limits. Used on one thread; methods take constant time.
 
@@ -110,7 +148,8 @@ class Tenants:
         self._path = path
         self._tenants = read_tenants(path) if path is not None else {}
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
-        self._n_live: Counter[str] = Counter()  # by tenant, like the next three
+        self._n_live: Counter[str] = Counter()  # by tenant, like the following
+        self._n_idle: Counter[str] = Counter()  # requests whose work has not begun
         self._owed: Counter[str] = Counter()  # tokens beyond the limit
         self._latest: Counter[str] = Counter()  # tokens of the latest request
         self._turn_s: dict[str, float] = {}
@@ -146,23 +185,28 @@ class Tenants:
         if tenant.concurrency is not None and self._n_live[tenant.name] >= tenant.concurrency:
             raise self._exceeded(tenant, f"{tenant.concurrency} requests at once", 0.0, _BUSY_S)
         self._pay(tenant)
-        for what, limit, cost in (
-            ("requests", tenant.requests_per_minute, 1),
-            ("tokens", tenant.tokens_per_minute, 1 + self._owed[tenant.name]),
-        ):
-            if limit is None:
-                continue
-            item, each_s = RateLimitItemPerMinute(limit), 60.0 / limit
-            if cost > limit or not self._limiter.test(item, tenant.name, what, cost=cost):
-                reset_s = self._limiter.get_window_stats(item, tenant.name, what).reset_time - time.time()
-                one_s = each_s * (1 if what == "requests" else self._latest[tenant.name])
-                raise self._exceeded(tenant, f"{limit} {what} per minute", reset_s + each_s * cost, one_s)
-
-    def begin(self, tenant: Tenant) -> None:
-        """Count one more request of the tenant."""
-        self._n_live[tenant.name] += 1
         if tenant.requests_per_minute is not None:
-            self._limiter.hit(RateLimitItemPerMinute(tenant.requests_per_minute), tenant.name, "requests")
+            cost = 1 + self._n_idle[tenant.name]  # those that may still begin, and this one
+            self._check_window(tenant, "requests", tenant.requests_per_minute, cost, turn=1)
+            self._check_window(tenant, _WASTED, _most_wasted(tenant.requests_per_minute), 1, turn=1)
+        if tenant.tokens_per_minute is not None:
+            cost = 1 + self._owed[tenant.name]
+            self._check_window(tenant, "tokens", tenant.tokens_per_minute, cost, turn=self._latest[tenant.name])
+
+    def begin(self, tenant: Tenant) -> TenantRequest:
+        """Let in one more request of the tenant. The caller calls its `end`."""
+        self._n_live[tenant.name] += 1
+        self._n_idle[tenant.name] += 1
+        return TenantRequest(self, tenant)
+
+    def settle(self, tenant: Tenant, *, worked: bool) -> None:
+        """Note that the work of one of the tenant's requests begins or, not `worked`, never will."""
+        self._n_idle[tenant.name] -= 1
+        most = tenant.requests_per_minute
+        if most is not None and worked:
+            self._limiter.hit(RateLimitItemPerMinute(most), tenant.name, "requests")
+        elif most is not None:
+            self._limiter.hit(RateLimitItemPerMinute(_most_wasted(most)), tenant.name, _WASTED)
 
     def claim(self, tenant: Tenant, n: int) -> None:
         """Count a request of the tenant, which `begin` has counted once, by its `n` choices. Raises `InvalidRequest` if
@@ -181,7 +225,7 @@ class Tenants:
             self._owed[tenant.name] += n_tokens
             self._pay(tenant)
 
-    def end(self, tenant: Tenant, n: int = 1) -> None:
+    def end(self, tenant: Tenant, n: int) -> None:
         """Note that one of the tenant's requests, which counts `n` times, has ended."""
         self._n_live[tenant.name] -= n
 
@@ -200,6 +244,14 @@ class Tenants:
             if paid and self._limiter.hit(item, tenant.name, "tokens", cost=paid):
                 self._owed[tenant.name] -= paid
 
+    def _check_window(self, tenant: Tenant, what: str, limit: int, cost: int, turn: int) -> None:
+        """Raises `Overloaded` unless the tenant may have `cost` more of these in this minute. `turn`: the number that
+        the next one is likely to take."""
+        item, each_s = RateLimitItemPerMinute(limit), 60.0 / limit
+        if cost > limit or not self._limiter.test(item, tenant.name, what, cost=cost):
+            reset_s = self._limiter.get_window_stats(item, tenant.name, what).reset_time - time.time()
+            raise self._exceeded(tenant, f"{limit} {what} per minute", reset_s + each_s * cost, each_s * turn)
+
     def _exceeded(self, tenant: Tenant, limit: str, wait_s: float, each_s: float) -> Overloaded:
         """The error for a tenant at its limit. Refused requests get turns one after the other, so that they do not all
         come back at once."""
@@ -211,6 +263,11 @@ class Tenants:
             code="tenant_limit",
             retry_after_s=turn_s - now,
         )
+
+
+def _most_wasted(requests_per_minute: int) -> int:
+    """The requests of a tenant per minute that may end before their work begins. Each costs the server a little."""
+    return max(_FEWEST_WASTED, _WASTED_EACH * requests_per_minute)
 
 
 def _digests(key: str) -> tuple[str, ...]:

@@ -158,8 +158,9 @@ class Intake:
                 raise shutting_down() from None  # the threads end, and nobody has cancelled this task
             raise
         place.prepared(Work.of_prepared(prepared))
+        stream = self.sessions.start(prepared, place)
         place.on_tokens(prepared.n_prompt_tokens * prepared.sampling.n)
-        return self.sessions.start(prepared, place)
+        return stream
 
     async def _check(self, grammars: Sequence[Grammar]) -> None:
         """Compile these grammars, within bounds and without a preparation thread. Raises as `Grammars.check`."""
