@@ -9,7 +9,6 @@ import json
 import logging
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -24,8 +23,8 @@ import uvicorn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from hydrainfer.config import Loaded, ServeConfig, config_table
-from hydrainfer.core import ConfigError, InternalError, SeldomLog
+from hydrainfer.config import Loaded, ServeConfig, config_rows, config_table
+from hydrainfer.core import ConfigError, HydraError, InternalError, SeldomLog, log_event
 from hydrainfer.ending import Signals
 from hydrainfer.machine import n_cores, n_open_files, raise_open_files
 from hydrainfer.server import (
@@ -37,6 +36,7 @@ from hydrainfer.server import (
     read_origins,
     written_logs,
 )
+from hydrainfer.tls import tls_arguments
 from hydrainfer.version import __version__
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ _TIMES_APART = 300.0
 """The pause after a collection of younger garbage, in multiples of the time that the collection took."""
 _BACKLOG = 2048
 _FEWEST_CONNECTIONS = 16
+_INTERRUPTED = 130  # exit status
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """The addresses that stand for all interfaces, and the one under which this machine reaches itself."""
 _log = logging.getLogger(__name__)
@@ -64,18 +65,15 @@ _log = logging.getLogger(__name__)
 
 class _HttpServer(uvicorn.Server):
     """A uvicorn server that drains before it stops, and also stops once the engine is lost. Its owner handles signals,
-    calls `handle_exit`, and closes the instance afterwards. `on_ready` is called when the server listens; `say` gets
-    lines to print about draining and restarts."""
+    calls `handle_exit`, and closes the instance afterwards. `on_ready` is called when the server listens."""
 
-    def __init__(
-        self, config: uvicorn.Config, instance: ServerParts, on_ready: Callable[[], None], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, instance: ServerParts, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._sessions, self._lost = instance.sessions, instance.engine.lost
         self._drain_s = instance.config.drain_s
         waiting = instance.sessions.overload.waiting
         self._stats = StatsLine(instance.engine.instances, instance.recorder, waiting, instance.config.stats_s)
-        self._on_ready, self._say = on_ready, say
+        self._on_ready = on_ready
         self.on_hang_up: Callable[[], None] = lambda: None
         self._hurried = self._hung_up = self._rolls = False
         self._restart_all = instance.engine.restart_all
@@ -99,8 +97,10 @@ class _HttpServer(uvicorn.Server):
         self._collect()
         if self._rolls:
             self._rolls = False
-            begun = self._restart_all()
-            self._say("restarting the instances, one at a time" if begun else "no instance can be started again here")
+            if self._restart_all():
+                log_event(_log, "restarting", "restarting the instances, one at a time")
+            else:
+                log_event(_log, "not_restarting", "no instance can be started again here", logging.WARNING)
         return await super().on_tick(counter)
 
     def _collect(self) -> None:
@@ -138,13 +138,15 @@ class _HttpServer(uvicorn.Server):
         n = self._sessions.n_live
         if not n:
             return
-        self._say(f"shutting down: new requests get 503, {n} may finish within {self._drain_s:g} s (Ctrl-C ends them)")
+        said = f"shutting down: new requests get 503, {n} may finish within {self._drain_s:g} s (Ctrl-C ends them)"
+        log_event(_log, "draining", said, n_live=n)
         while self._sessions.n_live and not self._hurried and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_S)
         if self._lost() is not None:
             return  # they have ended with an error, which is in the log
         left = self._sessions.n_live
-        self._say(f"{n - left} of {n} requests have finished" + (f"; {left} are ended with 503" if left else ""))
+        said = f"{n - left} of {n} requests have finished" + (f"; {left} are ended with 503" if left else "")
+        log_event(_log, "drained", said, n_finished=n - left, n_ended=left)
 
     async def _end(self, end_s: float) -> None:
         """End every request at `end_s`, or at a second Ctrl-C."""
@@ -180,7 +182,9 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
     raise_open_files()  # before processes are started, which inherit it
     logs = written_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
     tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
-    with logs, Signals(loaded.config.drain_s, loaded.config.tenants is not None) as signals:
+    signals = Signals(loaded.config.drain_s, loaded.config.tenants is not None)
+    as_json = loaded.config.log_format == "json"
+    with logs, _last_words(as_json), signals:
         listener = _bind(loaded.config.host, loaded.config.port)
         exposed = not locked and not loaded.config.ssl_ca_certs and listener.getsockname()[0] in _EVERYWHERE
         with closing(listener), closing(_load(loaded, console)) as instance:
@@ -188,16 +192,35 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
             chats = instance.intake.processor.model.template is not None
             server = _server(
                 instance,
-                console,
                 tenants,
-                lambda: _greet(console, _url(listener, loaded.config), instance.name, locked, exposed, chats),
+                lambda: _greet(console, _url(listener, loaded.config), instance.name, locked, exposed, chats, as_json),
             )
-            server.on_hang_up = lambda: _reload(tenants, console)
+            server.on_hang_up = lambda: _reload(tenants)
             signals.hand_to(server)
             server.run(sockets=[_listening(listener)])
             why = instance.engine.lost()
-    if why is not None:
-        raise InternalError(f"the server has ended: {why}")
+        if why is not None:
+            raise InternalError(f"the server has ended: {why}")
+
+
+@contextmanager
+def _last_words(as_json: bool) -> Iterator[None]:
+    """Within the block, what ends the server is logged if the log is JSON, and only an exit status is raised. Otherwise
+    the command prints it."""
+    if not as_json:
+        yield
+        return
+    try:
+        yield
+    except HydraError as e:
+        log_event(_log, "failed", e.message, logging.CRITICAL)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        log_event(_log, "interrupted", "interrupted while it started")
+        raise SystemExit(_INTERRUPTED) from None
+    except Exception:
+        _log.critical("the server has ended by an error", exc_info=True, extra={"event": "failed"})
+        raise SystemExit(1) from None
 
 
 @contextmanager
@@ -207,7 +230,7 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
     tenants, listener = _tenants(loaded.config), _bind(loaded.config.host, loaded.config.port)
     with closing(listener), closing(_load(loaded, console)) as instance:
         _settle(loaded, console, instance)
-        server = _server(instance, console, tenants)
+        server = _server(instance, tenants)
         sockets = [_listening(listener)]
         thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, name="http", daemon=True)
         thread.start()
@@ -224,7 +247,7 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
 
 def _load(loaded: Loaded, console: Console) -> ServerParts:
     read_origins(loaded.config.allowed_origins)  # check options before the model is loaded
-    _tls(loaded.config)
+    tls_arguments(loaded.config)
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("load", total=None)
@@ -238,12 +261,17 @@ def _settle(loaded: Loaded, console: Console, instance: ServerParts) -> None:
     gc.collect()
     gc.freeze()  # loaded objects live until the end: keep them out of every later collection
     sys.setswitchinterval(_SWITCH_S)
-    console.print(config_table(loaded, instance.facts))
+    as_json = loaded.config.log_format == "json"
+    if as_json:
+        rows = config_rows(loaded, instance.facts)
+        log_event(_log, "options", "the options of this server", options={name: value for name, value, _ in rows})
+    else:
+        console.print(config_table(loaded, instance.facts))
     if (loaded.config.threads or 0) > n_cores():
         said = (
             f"--threads {loaded.config.threads}: more than the {n_cores()} cores here, so threads wait for each other"
         )
-        console.print(said, style="yellow", highlight=False)
+        _warn(console, said, as_json)
 
 
 class _FewWarnings(logging.Filter):
@@ -264,15 +292,16 @@ def _tenants(config: ServeConfig) -> Tenants:
     return Tenants(keys, Path(config.tenants).expanduser() if config.tenants else None)
 
 
-def _reload(tenants: Tenants, console: Console) -> None:
+def _reload(tenants: Tenants) -> None:
     try:
         read = tenants.reload()
-        said = f"tenants: read again, {read.n_keys} key{'s' * (read.n_keys != 1)}"
-        if read.gone:
-            said += f"; no longer there: {', '.join(read.gone)}"
-        _say(console, said, markup=False)
     except ConfigError as e:
-        _say(console, f"tenants as before: {e.message}", style="red", markup=False)
+        log_event(_log, "tenants_unchanged", f"tenants as before: {e.message}", logging.ERROR)
+        return
+    said = f"tenants: read again, {read.n_keys} key{'s' * (read.n_keys != 1)}"
+    if read.gone:
+        said += f"; no longer there: {', '.join(read.gone)}"
+    log_event(_log, "tenants_read", said, n_keys=read.n_keys, gone=read.gone)
 
 
 def _max_connections() -> int:
@@ -282,9 +311,7 @@ def _max_connections() -> int:
     return max(n_files - n_files // 4 - n_open_files(), _FEWEST_CONNECTIONS)
 
 
-def _server(
-    instance: ServerParts, console: Console, tenants: Tenants, on_ready: Callable[[], None] = lambda: None
-) -> _HttpServer:
+def _server(instance: ServerParts, tenants: Tenants, on_ready: Callable[[], None] = lambda: None) -> _HttpServer:
     config = instance.config
     settings = ServerSettings(
         model_names=instance.names,
@@ -313,42 +340,9 @@ def _server(
         backlog=min(_BACKLOG, raise_open_files() // 8),  # that many may be accepted before any is closed
         ws="none",
         proxy_headers=False,  # `create_app` believes those of `settings.proxies`
-        **_tls(config),
+        **tls_arguments(config),
     )
-    return _HttpServer(http, instance, on_ready, partial(_say, console))
-
-
-def _tls(config: ServeConfig) -> dict[str, Any]:
-    """The arguments of `uvicorn.Config` for TLS. Raises `ConfigError`."""
-    if config.ssl_certfile is None:
-        if config.ssl_keyfile or config.ssl_ca_certs:
-            raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile", param="ssl_certfile")
-        return {}
-    names = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
-    files = {n: str(Path(file).expanduser()) for n in names if (file := getattr(config, n)) is not None}
-    for name, path in {**files, "ssl_keyfile": files.get("ssl_keyfile", files["ssl_certfile"])}.items():
-        _check_pem(Path(path), name, "PRIVATE KEY" if name == "ssl_keyfile" else "CERTIFICATE")
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(files["ssl_certfile"], files.get("ssl_keyfile"), password="")
-        if config.ssl_ca_certs:
-            context.load_verify_locations(files["ssl_ca_certs"])
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"TLS: {', '.join(files.values())}: {e}", param="ssl_certfile") from None
-    return {**files, **({"ssl_cert_reqs": ssl.CERT_REQUIRED} if config.ssl_ca_certs else {})}
-
-
-def _check_pem(path: Path, option: str, kind: str) -> None:
-    """Raises `ConfigError` unless the file of this option can be read and holds PEM of this kind."""
-    flag = f"--{option.replace('_', '-')}"
-    try:
-        held = path.read_text("latin-1")
-    except OSError as e:
-        raise ConfigError(f"{flag}: cannot read {path}: {e.strerror}", param=option) from None
-    if f"{kind}-----" not in held:
-        other = "PRIVATE KEY" if kind == "CERTIFICATE" else "CERTIFICATE"
-        hint = f", but a {other.lower()}" if f"{other}-----" in held else ""
-        raise ConfigError(f"{flag}: {path} holds no {kind.lower()} (PEM){hint}", param=option)
+    return _HttpServer(http, instance, on_ready)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -396,19 +390,34 @@ def _say(console: Console, said: str, highlight: bool = False, **style: Any) -> 
         console.print(said, highlight=highlight, **style)
 
 
-def _greet(console: Console, url: str, model: str, locked: bool, exposed: bool, chats: bool) -> None:
-    """Print where the server listens, and an example request. `locked`: the server needs a key. `exposed`: it listens
-    on all interfaces, and whoever reaches it may use it. `chats`: the model has a chat template."""
+def _warn(console: Console, said: str, as_json: bool) -> None:
+    if as_json:
+        _log.warning("%s", said)
+    else:
+        _say(console, said, style="yellow")
+
+
+def _greet(
+    console: Console, url: str, model: str, locked: bool, exposed: bool, chats: bool, as_json: bool = False
+) -> None:
+    """Say where the server listens, and print an example request. `locked`: the server needs a key. `exposed`: it
+    listens on all interfaces, and whoever reaches it may use it. `chats`: the model has a chat template. `as_json`: log
+    it, without the example."""
+    if as_json:
+        log_event(_log, "ready", f"ready {url}/v1", url=url, model=model)
+    else:
+        _say(console, f"\n[bold green]ready[/bold green] {url}/v1   (Ctrl-C stops)\n", highlight=True)
+    if exposed:
+        said = "it listens on all interfaces and needs no key: set one with --api-key, or choose another --host"
+        _warn(console, said, as_json)
+    if not chats:
+        said = "this checkpoint has no chat template, so chats get 400: give one with --chat-template FILE"
+        _warn(console, said, as_json)
+    if as_json:
+        return
     asked = {"messages": [{"role": "user", "content": "Hello"}]} if chats else {"prompt": "Hello"}
     path = "chat/completions" if chats else "completions"
     body = {"model": model, **asked, "max_tokens": 32}
     key = "-H 'Authorization: Bearer KEY' " if locked else ""
-    _say(console, f"\n[bold green]ready[/bold green] {url}/v1   (Ctrl-C stops)\n", highlight=True)
-    if exposed:
-        said = "it listens on all interfaces and needs no key: set one with --api-key, or choose another --host"
-        _say(console, said, style="yellow")
-    if not chats:
-        said = "this checkpoint has no chat template, so chats get 400: give one with --chat-template FILE"
-        _say(console, said, style="yellow")
     asks = f"curl {url}/v1/{path} {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
     _say(console, asks, soft_wrap=True, markup=False)

@@ -183,6 +183,7 @@ def _plans(
         keys=keys,
         balancing=config.balancing,
         log_level=config.log_level,
+        log_form=config.log_format,
     )
     return [plan(name=s.name, role=str(s.role), share=s.share) for s in specs]
 

@@ -100,7 +100,7 @@ def media_workers(config: ServeConfig, limits: MediaLimits) -> MediaWorkers | No
     if not n:
         return None
     by_torch = resizes_by_torch(config, limits.resampler)
-    return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s, by_torch=by_torch)
+    return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s, by_torch=by_torch, log_form=config.log_format)
 
 
 def fetch_limits(config: ServeConfig) -> FetchLimits:

@@ -18,7 +18,7 @@ import time
 
 from hydrainfer.cluster.launch import Facts
 from hydrainfer.cluster.node import Node, NodePlan, run_node
-from hydrainfer.core import HydraError
+from hydrainfer.core import HydraError, log_formatter
 from hydrainfer.engine import Engine
 from hydrainfer.machine import host_identity
 
@@ -56,8 +56,7 @@ class ActorInstance:
         return host_identity(), os.getpid()
 
     def _live(self, build: bytes) -> None:
-        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("hydrainfer").setLevel(self._plan.log_level.upper())
+        self._log_to_stderr()
 
         def make(node: Node) -> tuple[Engine, Facts]:
             self._node = node
@@ -79,6 +78,17 @@ class ActorInstance:
         if self._node is None or not self._node.deserted:  # else the hub may still live and wait for the next one
             time.sleep(_LET_GO_S)
         os._exit(1)  # the server is gone and cannot end us, or was silent; Ray decides about a restart
+
+    def _log_to_stderr(self) -> None:
+        """Log to stderr, which Ray carries to the server."""
+        if self._plan.log_form == "json":
+            lines = logging.StreamHandler()
+            lines.setFormatter(log_formatter("json", self._plan.name))
+            logging.basicConfig(handlers=[lines])
+            logging.captureWarnings(True)
+        else:
+            logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("hydrainfer").setLevel(self._plan.log_level.upper())
 
     def _settle(self) -> None:
         """Set the cores and the number of threads of this thread and of those that it starts. Called before a module

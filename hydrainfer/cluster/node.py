@@ -31,7 +31,17 @@ from hydrainfer.cluster.messages import (
 from hydrainfer.cluster.placing import Placer
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.config import MachineShare
-from hydrainfer.core import ErrorInfo, EventKind, HydraError, InternalError, LifecycleEvent, Parcel, Role, shutting_down
+from hydrainfer.core import (
+    ErrorInfo,
+    EventKind,
+    HydraError,
+    InternalError,
+    LifecycleEvent,
+    LogForm,
+    Parcel,
+    Role,
+    shutting_down,
+)
 from hydrainfer.engine import Engine
 from hydrainfer.machine import host_identity, in_url, local_ip
 
@@ -48,7 +58,7 @@ class NodePlan:
     address, on machine `hub_host`; `pixels`: the address from which pictures are fetched; `bind`: the instance's own
     address, with places for `name`, `incarnation` and the `ip` from which this machine reaches the hub. `secret`: the
     shared secret by which transports recognize members. `share`: the instance's share of its machine. `log_level`: the
-    least level that is logged, if the instance has its own process. `cluster`: see `Peer`."""
+    least level that is logged, and `log_form` the form, if the instance has its own process. `cluster`: see `Peer`."""
 
     name: str
     role: str
@@ -63,6 +73,7 @@ class NodePlan:
     pulse: Pulse = _PULSE
     share: MachineShare = field(default_factory=MachineShare)
     log_level: str = "info"
+    log_form: LogForm = "text"
     cluster: str = ""
 
 

@@ -20,7 +20,7 @@ from hydrainfer.config.load import ENV_PREFIX, STORE_PASSWORD, STORE_USERNAME, L
 from hydrainfer.config.read import RENAMED, check_known, converted, locate, read_yaml
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
 from hydrainfer.config.slo import Slo, inline_slo, is_slo_part, parse_slo, read_slo
-from hydrainfer.config.table import config_table
+from hydrainfer.config.table import config_rows, config_table
 from hydrainfer.config.vllm_names import of_vllm
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "cache_folder",
     "check_known",
     "choose_launcher",
+    "config_rows",
     "config_table",
     "converted",
     "cost_model_of",

@@ -54,6 +54,7 @@ from hydrainfer.core.handoff import (
     owner_of,
 )
 from hydrainfer.core.hashing import HashRing, ring_of
+from hydrainfer.core.log_lines import JsonLine, LogForm, log_event, log_formatter
 from hydrainfer.core.prediction import Prediction
 from hydrainfer.core.request import (
     Grammar,
@@ -94,6 +95,7 @@ __all__ = [
     "InstanceStats",
     "InternalError",
     "InvalidRequest",
+    "JsonLine",
     "Key",
     "Landed",
     "Lane",
@@ -101,6 +103,7 @@ __all__ = [
     "LifecycleEvent",
     "LiveSequence",
     "Load",
+    "LogForm",
     "MediaError",
     "MediaSpan",
     "Message",
@@ -138,6 +141,8 @@ __all__ = [
     "chain_keys",
     "chain_of",
     "chain_root",
+    "log_event",
+    "log_formatter",
     "owner_of",
     "ring_of",
     "shutting_down",

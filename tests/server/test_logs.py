@@ -3,11 +3,14 @@
 import io
 import json
 import logging
+import sys
+import threading
+import warnings
 from contextlib import contextmanager
 
 import pytest
 
-from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
+from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, JsonLine, LifecycleEvent
 from hydrainfer.metrics import PrometheusRecorder, QueueStats
 from hydrainfer.server import StatsLine, written_logs
 from hydrainfer.server.http.access import write_line
@@ -47,7 +50,33 @@ def test_json():
     access = by_logger["hydrainfer.access", "info"]
     del access["time"], access["level"], access["logger"]
     parts = {"method": "POST", "path": "/v1/x", "status": 200, "seconds": 0.5}
-    assert access == {**parts, "id": "a", "run": "b", "error": "unavailable"}
+    words = {"event": "request", "message": "POST /v1/x 200 0.500s id=a run=b error=unavailable"}
+    assert access == {**words, **parts, "id": "a", "run": "b", "error": "unavailable"}
+
+
+def test_whatever_is_printed_warned_of_or_raised_in_a_thread_is_json_too():
+    inner = JsonLine().format(logging.LogRecord("hydrainfer.x", logging.INFO, "", 0, "hello", (), None))
+    with logged("error", "json", access=False) as lines:
+        print("plain\n\nand", end=" ")
+        print("more")
+        print(f"(D0 pid=12) {inner}", file=sys.stderr)
+        print("(D1 pid=13, ip=10.0.0.1) Traceback", file=sys.stderr)
+        print('(pid=14) {"time": broken', file=sys.stderr)
+        warnings.warn("old", stacklevel=1)
+        logging.getLogger("asyncio").error("a task failed")
+        thread = threading.Thread(target=lambda: 1 / 0, name="mine")
+        thread.start()
+        thread.join()
+        sys.stderr.write("the end")
+    made = [json.loads(line) for line in lines]
+    assert all(m.keys() >= {"time", "level", "event", "message"} for m in made)
+    printed = [m for m in made if m["event"] == "output"]
+    assert [m["message"] for m in printed] == ["plain", "and more", "Traceback", '{"time": broken', "the end"]
+    assert printed[2] | {"instance": "D1", "pid": "13", "ip": "10.0.0.1", "level": "warning"} == printed[2]
+    of_instance, task, thread_ended = (m for m in made if m not in printed)
+    assert of_instance | {"instance": "D0", "pid": "12", "logger": "hydrainfer.x", "message": "hello"} == of_instance
+    assert task["message"] == "a task failed"
+    assert "mine" in thread_ended["message"] and "ZeroDivisionError" in thread_ended["exception"]
 
 
 @pytest.mark.parametrize(("level", "n"), [("debug", 2), ("info", 1), ("error", 1)])
@@ -62,6 +91,17 @@ def test_text(level, n):
     with logged(level, "text", access=False) as lines:
         speak()
     assert not any(" id=" in line for line in lines)
+
+
+class FullDisk(io.StringIO):
+    def write(self, _):
+        raise OSError("no space left on device")
+
+
+def test_a_log_that_nobody_can_read_ends_nothing(capsys):
+    with written_logs("info", "text", access=True, stream=FullDisk()):
+        speak()
+    assert capsys.readouterr().err == ""
 
 
 class Rig:

@@ -199,8 +199,8 @@ def test_when_nothing_can_be_served_again_it_says_so_and_ends(options, monkeypat
         assert e.value.message.startswith("the server has ended: no instance can prefill any more: P0 has died")
 
 
-def test_while_it_drains_those_who_are_in_finish_and_those_who_come_are_told(options, monkeypatch):
-    done, found, said = threading.Event(), {}, io.StringIO()
+def test_while_it_drains_those_who_are_in_finish_and_those_who_come_are_told(options, monkeypatch, caplog):
+    done, found = threading.Event(), {}
 
     def drain(url):
         body = {"messages": chat(), "max_tokens": 40, "ignore_eos": True, "stream": True}
@@ -220,7 +220,7 @@ def test_while_it_drains_those_who_are_in_finish_and_those_who_come_are_told(opt
         threading.Thread(target=drain, args=(url,)).start()
 
     with signals_restored():
-        serve(options, monkeypatch, when_ready, Console(file=said, width=200))
+        serve({**options, "log_level": "info"}, monkeypatch, when_ready)
     assert done.wait(20)
     assert found["before"] == {"status": "ready"}
     assert found["ready"].json() == {"status": "draining", "live": 1}
@@ -228,11 +228,11 @@ def test_while_it_drains_those_who_are_in_finish_and_those_who_come_are_told(opt
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable")
     assert int(refused.headers["retry-after"]) >= 1 and refused.headers["connection"] == "close"
     assert (found["health"], found["last"]) == (200, "data: [DONE]")
-    assert "1 may finish within 25 s" in said.getvalue() and "1 of 1 requests have finished" in said.getvalue()
+    assert "1 may finish within 25 s" in caplog.text and "1 of 1 requests have finished" in caplog.text
 
 
-def test_a_hang_up_reads_the_tenants_again(options, monkeypatch, tmp_path):
-    said, path, seen = io.StringIO(), tmp_path / "tenants.yaml", []
+def test_a_hang_up_reads_the_tenants_again(options, monkeypatch, tmp_path, caplog):
+    path, seen = tmp_path / "tenants.yaml", []
 
     def write(key):
         path.write_text(f"acme: {{keys: ['sha256:{hashlib.sha256(key.encode()).hexdigest()}']}}")
@@ -244,22 +244,21 @@ def test_a_hang_up_reads_the_tenants_again(options, monkeypatch, tmp_path):
         seen.append([ask(url, key) for key in ("old", "new")])
         for text in ("nonsense", None):
             write("new") if text is None else path.write_text(text)
-            n = said.getvalue().count("tenants")
+            n = caplog.text.count("tenants")
             os.kill(os.getpid(), signal.SIGHUP)
-            while said.getvalue().count("tenants") == n:
+            while caplog.text.count("tenants") == n:
                 time.sleep(0.01)
             seen.append([ask(url, key) for key in ("old", "new")])
         os.kill(os.getpid(), signal.SIGTERM)
 
     def when_ready(url, _):
-        said.truncate(0)
         threading.Thread(target=change, args=(url,)).start()
 
     write("old")
     with signals_restored():
-        serve({**options, "tenants": str(path)}, monkeypatch, when_ready, Console(file=said, width=200))
+        serve({**options, "log_level": "info", "tenants": str(path)}, monkeypatch, when_ready)
     assert seen == [[200, 401], [200, 401], [401, 200]]
-    assert "tenants as before" in said.getvalue() and "tenants: read again, 1 key\n" in said.getvalue()
+    assert "tenants as before" in caplog.text and "tenants: read again, 1 key\n" in caplog.text
 
 
 @pytest.fixture(params=["full disk", "broken pipe"])

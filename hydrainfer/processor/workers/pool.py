@@ -26,6 +26,7 @@ from hydrainfer.core import (
     DeadlineExceeded,
     HydraError,
     InternalError,
+    LogForm,
     MediaError,
     Overloaded,
     Unavailable,
@@ -64,6 +65,7 @@ class MediaWorkers:
     `job_limit_s`: a job that takes longer is ended together with its worker. `n_jobs`: jobs that wait or run; more than
     `max_jobs` are refused with status 429. All workers together decode at most `limits.max_pixels` at once, and each
     worker has memory for that many. `by_torch`: torch resizes, so each worker loads it before its first picture.
+    `log_form`: the form of what workers log on stderr.
     """
 
     def __init__(
@@ -74,10 +76,12 @@ class MediaWorkers:
         job_limit_s: float = 30.0,
         max_jobs: int = 256,
         by_torch: bool = False,
+        log_form: LogForm = "text",
     ) -> None:
         self.n = n
         self.limits = limits
         self._by_torch = by_torch
+        self._log_form = log_form
         self.memory_bytes = _BESIDE_BYTES + 4 * limits.max_image_bytes + _PIXEL_BYTES * limits.max_pixels
         self._job_limit_s = job_limit_s
         self._max_jobs = max_jobs
@@ -196,7 +200,7 @@ class MediaWorkers:
     def _started(self) -> tuple[_Worker | None, int]:
         """A new worker, or None and the exit status of a process that ended before its greeting."""
         try:
-            worker = _Worker(self.memory_bytes, self.limits.dali, self._by_torch)
+            worker = _Worker(self.memory_bytes, self.limits.dali, self._by_torch, self._log_form)
         except OSError as e:
             _log.error("a media worker does not start: %s", e)
             return None, 0
@@ -226,12 +230,13 @@ class MediaWorkers:
 class _Worker:
     """The server's side of a worker process."""
 
-    def __init__(self, memory_bytes: int, dali: bool, by_torch: bool) -> None:
+    def __init__(self, memory_bytes: int, dali: bool, by_torch: bool, log_form: LogForm) -> None:
         ours, theirs = socket.socketpair()
         with ExitStack() as undo:
             undo.callback(ours.close)
             with theirs:
-                self.process = self._process(theirs.fileno(), memory_bytes, int(dali), int(by_torch))
+                as_json = int(log_form == "json")
+                self.process = self._process(theirs.fileno(), memory_bytes, int(dali), int(by_torch), as_json)
             undo.pop_all()
         self._channel = Channel(ours)
         self._memory_bytes = memory_bytes

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hydrainfer.core import HydraError, InternalError, MediaError
+from hydrainfer.core import HydraError, InternalError, LogForm, MediaError, log_formatter
 from hydrainfer.processor.messages import ImagePart
 from hydrainfer.processor.pictures import MediaItem, MediaLimits, header_pixels
 from hydrainfer.processor.workers.channel import Channel
@@ -120,10 +120,11 @@ def _bound(memory_bytes: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _hush() -> None:
+def _hush(log_form: LogForm) -> None:
     """Let only this engine's log reach the server's console. Output of libraries, from Python or C, depends on what
     clients have sent."""
     handler = logging.StreamHandler(os.fdopen(os.dup(2), "w"))
+    handler.setFormatter(log_formatter(log_form))
     log = logging.getLogger("hydrainfer")
     log.addHandler(handler)
     log.propagate = False
@@ -133,8 +134,8 @@ def _hush() -> None:
 
 
 def main() -> None:
-    fd, memory_bytes, dali, by_torch, _parent = map(int, sys.argv[1:])
-    _hush()
+    fd, memory_bytes, dali, by_torch, as_json, _parent = map(int, sys.argv[1:])
+    _hush("json" if as_json else "text")
     try:
         if dali:  # loaded before the memory limit is set, since DALI reserves address space that it does not use
             from hydrainfer.processor.pictures.dali import warm

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from contextlib import contextmanager, nullcontext
+from typing import Any, TextIO
 
-import orjson
-
-from hydrainfer.core import InstanceInfo, total
+from hydrainfer.core import InstanceInfo, JsonLine, LogForm, log_event, log_formatter, total
 from hydrainfer.metrics import PrometheusRecorder, QueueStats
 from hydrainfer.server.http.access import AccessLines, access_log
+from hydrainfer.server.http.output import logged_output, output_log
 
-Form = Literal["text", "json"]
 _ACCESS = ("method", "path", "status", "seconds")  # the arguments of an access log record; the ids follow
 stats_log = logging.getLogger("hydrainfer.stats")
 
 
 @contextmanager
-def written_logs(level: str, form: Form, *, access: bool, stream: TextIO | None = None) -> Iterator[None]:
+def written_logs(level: str, form: LogForm, *, access: bool, stream: TextIO | None = None) -> Iterator[None]:
     """Write the logs of this process, from `level` on, to `stream` (default: stderr) within the block. `access`: also
-    one line per request."""
+    one line per request. As JSON, everything that is printed within the block is logged, too."""
     stream = stream or sys.stderr
-    ours, of_uvicorn = logging.getLogger("hydrainfer"), logging.getLogger("uvicorn")
-    before = [(log, log.handlers, log.level, log.propagate) for log in (ours, of_uvicorn, access_log)]
-    lines = logging.StreamHandler(stream)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    lines.setFormatter(JsonLine() if form == "json" else text)
-    ours.handlers, of_uvicorn.handlers = [lines], [lines]
+    ours, root = logging.getLogger("hydrainfer"), logging.getLogger()
+    before = [(log, list(log.handlers), log.level, log.propagate) for log in (ours, access_log, output_log)]
+    lines = _Lines(stream)
+    lines.setLevel(level.upper())
+    lines.setFormatter(ServerLine() if form == "json" else log_formatter("text"))
+    printed = _Lines(stream)  # whatever its level
+    printed.setFormatter(lines.formatter)
+    root.addHandler(lines)
     ours.setLevel(level.upper())
-    access_log.propagate = False
-    access_log.handlers = [AccessLines(stream, line=JsonLine().format if form == "json" else None)] if access else []
+    access_log.propagate = output_log.propagate = False
+    access_log.handlers = [AccessLines(stream, line=ServerLine().format if form == "json" else None)] if access else []
     access_log.setLevel(min(logging.INFO, ours.level) if access else logging.CRITICAL)
+    output_log.handlers = [printed]
+    output_log.setLevel(logging.INFO)
     try:
-        yield
+        with logged_output() if form == "json" else nullcontext():
+            yield
     finally:
+        root.removeHandler(lines)
         for handler in access_log.handlers:
             handler.flush()
         for log, handlers, was, propagate in before:
@@ -46,21 +50,28 @@ def written_logs(level: str, form: Form, *, access: bool, stream: TextIO | None 
             log.setLevel(was)
 
 
-class JsonLine(logging.Formatter):
-    """Formats a record as one JSON object. Records of the access log have their parts as fields."""
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes the lines of a log. A server runs on if nobody can read them: the disk may be full, or the reader of a
+    pipe gone."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError | ValueError):
+            super().handleError(record)
+
+
+class ServerLine(JsonLine):
+    """Formats a record of a server as one JSON object. Records of the access log have their parts as fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line: dict[str, Any] = {"time": at, "level": record.levelname.lower(), "logger": record.name}
+        line: dict[str, Any] | None = getattr(record, "line", None)
+        if line is not None:  # an instance has formatted it
+            return json.dumps(line, ensure_ascii=False)
         if record.name == access_log.name and isinstance(record.args, tuple):
-            line |= dict(zip(_ACCESS, record.args))
-            line["seconds"] = round(line["seconds"], 3)
-            line |= dict(word.split("=", 1) for word in str(record.args[-1]).split())
-        else:
-            line["message"] = record.getMessage()
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line).decode()
+            fields: dict[str, Any] = dict(zip(_ACCESS, record.args))
+            fields["seconds"] = round(fields["seconds"], 3)
+            record.fields = fields | dict(word.split("=", 1) for word in str(record.args[-1]).split())
+            record.event = "request"
+        return super().format(record)
 
 
 class StatsLine:
@@ -89,7 +100,7 @@ class StatsLine:
             return
         line, self._at_s = self._line(now - self._at_s), now
         if line is not None:
-            stats_log.info("%s", line)
+            log_event(stats_log, "load", line)
 
     def _line(self, passed_s: float) -> str | None:
         """The line about the load, or None if the server has been idle since the last line."""
