@@ -27,6 +27,7 @@ from hydrainfer.config import Loaded, ServeConfig, config_rows, config_table
 from hydrainfer.core import ConfigError, HydraError, InternalError, SeldomLog, log_event
 from hydrainfer.ending import Signals
 from hydrainfer.machine import n_cores, n_open_files, raise_open_files
+from hydrainfer.metrics import VLLM_PREFIX
 from hydrainfer.server import (
     Connection,
     ServerSettings,
@@ -323,6 +324,7 @@ def _server(instance: ServerParts, tenants: Tenants, on_ready: Callable[[], None
         host=config.host,
         max_connections=_max_connections(),
         refuses_unknown=config.unknown_fields == "refuse",
+        status_classes=config.metrics_prefix == VLLM_PREFIX,
         proxies=tuple((config.proxy_headers or "").replace(",", " ").split()),
     )
     recorder = instance.recorder

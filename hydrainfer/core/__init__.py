@@ -33,6 +33,7 @@ from hydrainfer.core.events import (
     Load,
     Output,
     OutputSink,
+    StepTokens,
     StoreStats,
     total,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "Stage",
     "StepBatch",
     "StepResult",
+    "StepTokens",
     "StoreStats",
     "TokenLogprobs",
     "TokenWork",

@@ -156,6 +156,21 @@ class DraftCounts(msgspec.Struct):
                 self.left_out[reason] = self.left_out.get(reason, 0) + n
 
 
+class StepTokens(msgspec.Struct):
+    """The tokens of the language batches of an instance so far, and the number of batches by size: those of up to 1, 2,
+    4, … tokens, each counted once. The tokens of a batch are those that decode, prefill and verify."""
+
+    n_tokens: int = 0
+    by_size: list[int] = []
+
+    def add(self, n_tokens: int) -> None:
+        """Count a batch."""
+        size = max(n_tokens - 1, 0).bit_length()
+        self.n_tokens += n_tokens
+        self.by_size += [0] * (size + 1 - len(self.by_size))
+        self.by_size[size] += 1
+
+
 class StoreStats(msgspec.Struct):
     """What an instance has done with its shared store. `n_lost`: blocks that were to be loaded and did not come;
     `n_late`: requests that did not wait for them any longer; `n_skipped`: blocks that were evicted before they were
@@ -200,6 +215,7 @@ class InstanceStats(msgspec.Struct, frozen=True):
     tokens_missed: int = 0  # not found, though the caches of all tokens have them: another cache does not
     n_parked: int = 0  # sequences that wait in host memory to decode
     drafts: dict[str, DraftCounts] = {}  # by drafter
+    step_tokens: StepTokens = msgspec.field(default_factory=StepTokens)
     store: StoreStats | None = None  # None if there is none
 
 
@@ -255,8 +271,14 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         tokens_missed=add("tokens_missed"),
         n_parked=add("n_parked"),
         drafts=_all_drafts(parts),
+        step_tokens=_all_step_tokens(parts),
         store=_all_stores([part.store for part in parts if part.store is not None]),
     )
+
+
+def _all_step_tokens(parts: list[InstanceStats]) -> StepTokens:
+    sizes = zip_longest(*(part.step_tokens.by_size for part in parts), fillvalue=0)
+    return StepTokens(sum(part.step_tokens.n_tokens for part in parts), [sum(each) for each in sizes])
 
 
 def _all_stores(parts: list[StoreStats]) -> StoreStats | None:

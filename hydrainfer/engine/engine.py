@@ -33,6 +33,7 @@ from hydrainfer.core import (
     Stage,
     StepBatch,
     StepResult,
+    StepTokens,
 )
 from hydrainfer.engine.compiling import LOOK_S, Compiling
 from hydrainfer.engine.copies import Copies
@@ -82,6 +83,7 @@ class Engine:
         self._deadlines: list[tuple[float, str, bool]] = []  # the flag: only for a request that still waits
         self._progress_s = 0.0
         self.costs = Costs()
+        self._step_tokens = StepTokens()
         self._give_up_after = give_up_after
         self._n_failed: dict[Lane, int] = {}
 
@@ -248,6 +250,8 @@ class Engine:
             if batch is None:
                 continue
             lanes.launch(batch, now)
+            if batch.lane is Lane.LANGUAGE:
+                self._step_tokens.add(batch.n_items)
             for seq in started:
                 self._event(seq.id, EventKind.STARTED, now, seq.stage)
 
@@ -393,6 +397,7 @@ class Engine:
             n_landed=self.moves.n_landed if self.moves is not None else 0,
             n_parked=s.parking.n_live,
             drafts={name: deepcopy(counts) for name, counts in s.drafts.counts.items()},
+            step_tokens=deepcopy(self._step_tokens),
             store=None if self._copies is None else self._copies.store_stats(),
         )
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent, StoreStats
+from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent, StepTokens, StoreStats
+from hydrainfer.metrics.of_vllm import VLLM_PREFIX, VllmFamilies
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 _PREFIX = "hydrainfer"
-_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 0.75),
+    *(1, 2.5, 5, 10, 30, 60, 120),
+)
+"""Bounds of buckets; among them are all limits that vLLM's dashboards offer as SLOs."""
 _KEPT = 1024  # timelines and ended requests that are kept
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+_STEP_SIZES = 14  # the last bucket of tokens per step ends at 2**14
+_STEP_DOC = "Tokens of a language batch: those that decode, prefill and verify."
 _REASONS = ("stop", "length", "abort", "error")  # why a request ends
 
 _HISTOGRAMS = {
@@ -253,6 +261,8 @@ class _InstancesCollector(Collector):
         gauges: dict[str, GaugeMetricFamily] = {}
         counters: dict[str, CounterMetricFamily] = {}
         drafts = _DraftFamilies(self._model, self._prefix)
+        steps = HistogramMetricFamily(self._prefix + "iteration_tokens_total", _STEP_DOC, labels=labels)
+        of_vllm = VllmFamilies(self._model)
         for info in self._instances():
             up.add_metric([self._model, info.name, info.role], float(info.state != "dead"))
             if info.stats is None or info.state == "dead":
@@ -268,7 +278,12 @@ class _InstancesCollector(Collector):
                     counter = counters[name] = CounterMetricFamily(self._prefix + name, _doc(name), labels=labels)
                 counter.add_metric([self._model, info.name], value)
             drafts.add(info.name, info.stats)
-        yield from (up, *gauges.values(), *counters.values(), *drafts.families)
+            of_vllm.add(info.name, info.stats)
+            buckets, n_tokens = _step_buckets(info.stats.step_tokens)
+            steps.add_metric([self._model, info.name], buckets, n_tokens)
+        yield from (up, *gauges.values(), *counters.values(), steps, *drafts.families)
+        if self._prefix == f"{VLLM_PREFIX}:":
+            yield from of_vllm.families()
 
 
 class _DraftFamilies:
@@ -303,6 +318,15 @@ class _DraftFamilies:
                 self._by_position.add_metric([*of, str(i)], n)
             for reason, n in counts.left_out.items():
                 self._left_out.add_metric([*of, reason], n)
+
+
+def _step_buckets(steps: StepTokens) -> tuple[list[tuple[str, float]], int]:
+    """The buckets of a histogram, each with those of smaller sizes, and the sum of all."""
+    n_steps = sum(steps.by_size)
+    sums = list(accumulate(steps.by_size[: _STEP_SIZES + 1]))
+    sums += [n_steps] * (_STEP_SIZES + 1 - len(sums))
+    buckets = [(str(float(1 << i)), float(n)) for i, n in enumerate(sums)]
+    return [*buckets, ("+Inf", float(n_steps))], steps.n_tokens
 
 
 def _doc(name: str) -> str:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from hydrainfer.core import InstanceInfo
+from hydrainfer.metrics import HttpCounts
 from hydrainfer.server.door import Door, Gate, Hosts, Tenants, authorization_of, handler_of, is_loopback, tenant_of
 from hydrainfer.server.http import (
     EXPOSED,
@@ -44,7 +45,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     application; requests may come with it or without. `host`: the address that the server binds to; if that is loopback
     and no key is needed, only the names of `Hosts` may be in a request's `Host`. `max_connections`: those of
     clients that may be open at once. `refuses_unknown`: requests with fields that nobody knows. `proxies`:
-    addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed."""
+    addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed. `status_classes`: as in
+    `HttpCounts`."""
 
     model_names: tuple[str, ...]
     version: str
@@ -56,6 +58,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = sys.maxsize
     refuses_unknown: bool = True
     proxies: tuple[str, ...] = ()
+    status_classes: bool = False
 
 
 def create_app(
@@ -89,7 +92,8 @@ def create_app(
     )
     app.openapi = lambda: describe(app, settings.root_path, spoken)  # type: ignore[method-assign]
     install_error_handlers(app, spoken)
-    door = app.state.door = Door(intake.sessions.overload, tenants, spoken, settings.max_connections)
+    counts = HttpCounts(settings.status_classes)
+    door = app.state.door = Door(intake.sessions.overload, tenants, spoken, settings.max_connections, counts)
     app.add_middleware(Gate, door=door, timeout_s=intake.timeout_s, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Farewell, protocols=spoken)
     if settings.allowed_origins:

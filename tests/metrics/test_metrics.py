@@ -1,9 +1,10 @@
 import re
 
 import pytest
+from msgspec import structs
 
-from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
-from hydrainfer.metrics import PrometheusRecorder, Timelines
+from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent, StepTokens, total
+from hydrainfer.metrics import HttpCounts, PrometheusRecorder, Timelines
 
 pytestmark = pytest.mark.unit
 
@@ -165,3 +166,32 @@ def test_a_finished_timeline_is_kept_until_asked_for_or_too_old():
     assert recorder.timings("r0") is None
     assert recorder.timings("r1").e2e_s == 6.0 and recorder.timings("r1") is None
     assert recorder.timings("r1024").finish_reason == "length"
+
+
+def test_tokens_per_step_are_a_histogram_of_each_instance():
+    steps = StepTokens()
+    for n in (1, 2, 3, 4, 5, 40_000):
+        steps.add(n)
+    infos = [InstanceInfo("EPD0", "EPD", "alive", stats=structs.replace(STATS, step_tokens=steps))]
+    page = PrometheusRecorder("m", lambda: infos).page().decode()
+    for bound, n in (("1.0", 1), ("2.0", 2), ("4.0", 4), ("8.0", 5), ("16384.0", 5), ("+Inf", 6)):
+        line = f'hydrainfer:iteration_tokens_total_bucket{{engine="EPD0",le="{bound}",model_name="m"}} {n}.0'
+        assert line in page, line
+    assert 'hydrainfer:iteration_tokens_total_sum{engine="EPD0",model_name="m"} 40015.0' in page
+    both = total([infos[0].stats, structs.replace(STATS, step_tokens=StepTokens(3, [0, 0, 1]))]).step_tokens
+    assert both.n_tokens == 40018 and both.by_size[:4] == [1, 1, 3, 1] and sum(both.by_size) == 7
+
+
+def test_statuses_are_classes_where_vllms_dashboards_ask():
+    for classes, status in ((False, "429"), (True, "4xx")):
+        counts = HttpCounts(classes)
+        counts.add("/v1/x", "POST", 429, 0.5)
+        page = counts.page().decode()
+        assert f'http_requests_total{{handler="/v1/x",method="POST",status="{status}"}} 1.0' in page
+        assert 'http_request_duration_seconds_sum{handler="/v1/x",method="POST"} 0.5' in page
+
+
+def test_only_vllms_dashboards_get_names_that_say_the_same_again():
+    for prefix, there in (("vllm", True), ("hydrainfer", False), ("mine", False)):
+        page = PrometheusRecorder("m", lambda: INSTANCES, prefix=prefix).page().decode()
+        assert ("engine_sleep_state" in page) == there == ("prompt_tokens_by_source" in page)

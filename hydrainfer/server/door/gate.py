@@ -78,14 +78,19 @@ class Door:
     answers, including refusals."""
 
     def __init__(
-        self, overload: OverloadControl, tenants: Tenants, protocols: Protocols, max_connections: int = sys.maxsize
+        self,
+        overload: OverloadControl,
+        tenants: Tenants,
+        protocols: Protocols,
+        max_connections: int = sys.maxsize,
+        counts: HttpCounts | None = None,
     ) -> None:
         self.overload = overload
         self.tenants = tenants
         self.protocols = protocols
         self.posts = frozenset(path.encode() for path in protocols.work)
         self.connections = OpenConnections(max_connections)
-        self.counts = HttpCounts()
+        self.counts = counts or HttpCounts()
         self.lines = RefusalLines()
         self.heads: dict[bytes, Head] = {}
 

@@ -67,11 +67,12 @@ class Access:
         try:
             await self._app(scope, receive, note)
         finally:
-            self._counts.add(self._handler_of(scope), scope["method"], status)
+            took_s = self._clock() - begin_s
+            self._counts.add(self._handler_of(scope), scope["method"], status, took_s)
             path, prefix = scope.get("raw_path", b""), scope.get("root_path", "").encode()
             path = path[len(prefix) :] if path.startswith(prefix + b"/") else path
             error = scope.get("state", {}).get("error", "")
-            took_s, who = self._clock() - begin_s, (scope.get("client"), self._tenant_of(scope))
+            who = scope.get("client"), self._tenant_of(scope)
             write_line(scope["method"], path, status, took_s, given, ours, error, *who)
 
 
