@@ -139,13 +139,6 @@ class ElasticPool(BlockPool):
         self._extents.add(extent)
         self.n_blocks += self.extent_blocks
 
-    def forget_all(self) -> bool:
-        """Evict all cached blocks. Returns whether there were any."""
-        n = len(self._cached)
-        if n:
-            self._evict(n)
-        return n > 0
-
     def check(self, held: Iterable[int]) -> None:
         super().check(held)
         leased = Counter(block // self.extent_blocks for block, refs in enumerate(self._refs) if refs)

@@ -79,7 +79,12 @@ class CacheSet:
             return not short
         return all(spec in self.arena.pools for spec in short) and self.arena.lend(wanted, hit.blocks)
 
-    def forget_all(self) -> bool:
+    def forget(self) -> dict[str, int]:
+        """Forget what all caches have, so that no request finds it any more. Blocks of leases stay as they are. Returns
+        how many other blocks had content, by spec."""
+        return {name: pool.forget_all() for name, pool in self.pools.items()}
+
+    def free_shared(self) -> bool:
         """Evict all cached blocks in shared memory, if no lease is held: one request's blocks may be scattered so that
         no extent can be lent. Returns whether there were any."""
         if self.arena is None or self._leases:

@@ -87,6 +87,21 @@ class BlockPool:
             self.on_evict(keys, blocks)
         self._free.extend(blocks)
 
+    def forget_all(self) -> int:
+        """Forget all keys, so that nothing that is here now is found any more. Cached blocks become free at once,
+        leased ones once they are dropped. Returns the number of cached blocks."""
+        n_cached = len(self._cached)
+        if n_cached:
+            self._evict(n_cached)
+        if self._index:
+            self.version += 1
+            if self.news is not None:
+                self.news.update(dict.fromkeys(self._index, False))
+            for block in self._index.values():
+                self._key_of[block] = None
+            self._index.clear()
+        return n_cached
+
     def lookup_all(self, keys: Iterable[bytes]) -> list[int | None]:
         return list(map(self._index.get, keys))
 

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import msgspec
 import zmq
@@ -20,6 +21,7 @@ from hydrainfer.cluster.rolling import Incarnation
 from hydrainfer.cluster.server_side import ServerSide
 from hydrainfer.core import (
     ConfigError,
+    Forgotten,
     HydraError,
     InstanceInfo,
     InstanceStats,
@@ -118,6 +120,14 @@ class Hub:
             infos.append(InstanceInfo(plan.name, role, state, *facts))
         return infos
 
+    def forget_cached(self) -> Future[Forgotten]:
+        with self._lock:
+            if self._closing:
+                raise shutting_down(retry_after_s=1.0)
+            future = self._side.forgetting.begin()
+        self._mesh.wake()
+        return future
+
     def restart_all(self) -> bool:
         """Begin to restart every instance, one at a time, while requests go on. Returns False if the launcher does not
         restart instances."""
@@ -207,6 +217,7 @@ class Hub:
         finally:
             with self._lock:
                 self._side.lives.end_all(shutting_down(), self._clock())
+                self._side.forgetting.end(shutting_down())
 
     def _give_up(self) -> None:
         """End every request and the wait in `start`, since the server ends."""

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from hydrainfer.cluster.messages import Beat, Cancel, HubOrder, Learned, Moved, Submit
+from hydrainfer.cluster.messages import Beat, Cancel, Forget, HubOrder, Learned, Moved, Submit
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import Output, Parcel
 from hydrainfer.engine import Engine
@@ -42,13 +42,14 @@ class Instance(ABC):
         self.engine: Engine | None = None
         self.outputs: list[Output] = []  # these two are for the next report
         self.moves: list[Moved] = []
+        self.forgotten: list[tuple[int, dict[str, int]]] = []  # as these
         self.beat_at = 0.0
         self._beat_s = beat_s
         self._parcels: list[tuple[str, Parcel]] = []
 
     @abstractmethod
     def report(self, now: float) -> None:
-        """Send `outputs`, `moves` and the load to the hub."""
+        """Send `outputs`, `moves`, `forgotten` and the load to the hub."""
 
     @abstractmethod
     def post(self, peer: str, parcel: Parcel) -> None:
@@ -94,6 +95,8 @@ class Instance(ABC):
                     if name != self.name:
                         self.roster.hear(name, load)
                 self.roster.cuts = cuts
+            case Forget(number):
+                self.forgotten.append((number, engine.forget_cached()))
             case Learned(name, cached):
                 self.roster.locator.learn(name, cached)
 
@@ -102,7 +105,7 @@ class Instance(ABC):
         engine = self.engine
         assert engine is not None
         wake_at = engine.step(now)
-        if self.outputs or self.moves or now >= self.beat_at:
+        if self.outputs or self.moves or self.forgotten or now >= self.beat_at:
             self.speak(now)
         if self._parcels:  # after the report: the hub has the outputs from which a peer continues
             for peer, parcel in self._parcels:
@@ -115,6 +118,7 @@ class Instance(ABC):
         self.report(now)
         self.outputs.clear()
         self.moves.clear()
+        self.forgotten.clear()
         if now >= self.beat_at:
             self.beat_at = now + self._beat_s
 

@@ -6,6 +6,7 @@
               <── Orders(Submit, Cancel) ─
               Report ───────────────>       one per step: outputs, events, moves, load; also the heartbeat
               <── Orders(Become) ─────────          do other stages
+              <── Orders(Forget) ─────────          what can be reused; answered in a Report
               <── Orders(Close) ──────────
 
 Times in messages are on the hub's clock.
@@ -64,7 +65,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     """The results of a step, at `at_s`. `stats`: only at every beat. `cached`: changes of the prefix cache, from an
     instance that keeps KV. `n`: the number of the report, from 1; if a number is missing, a report was lost and its
     sender is killed (0: not counted). `cut`: the peers that it cannot reach; `stuck`: its requests that only those
-    could take."""
+    could take. `forgotten`: the answers to `Forget` orders, by their numbers: blocks by cache."""
 
     name: str
     incarnation: int
@@ -78,6 +79,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     cached: Cached | None = None
     cut: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
+    forgotten: tuple[tuple[int, dict[str, int]], ...] = ()
 
 
 ToHub = Hello | Failed | Report
@@ -122,11 +124,17 @@ class Become(msgspec.Struct, frozen=True, tag=True):
     role: str
 
 
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Forget what later requests could reuse, and say how much that was."""
+
+    number: int
+
+
 class Close(msgspec.Struct, frozen=True, tag=True):
     """End everything and stop."""
 
 
-HubOrder = Members | Submit | Cancel | Beat | Learned | Become | Close
+HubOrder = Members | Submit | Cancel | Beat | Learned | Become | Forget | Close
 
 
 class Orders(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hydrainfer.cluster.census import Census
+from hydrainfer.cluster.forgetting import Forgetting
 from hydrainfer.cluster.instance import Pulse
 from hydrainfer.cluster.link import Links
 from hydrainfer.cluster.lives import Lives
@@ -32,6 +33,7 @@ class ServerSide:
         self.links: Links = {}
         self.lives = Lives(placer or Placer(Roster()), self.links, sink, record, pulse)
         self.census = Census(roles, self.links, self.lives.meet, pulse, stall_s, away_s)
+        self.forgetting = Forgetting(self.links)
         self._beat_s = pulse.beat_s
         self._beat_at = 0.0
 
@@ -42,6 +44,7 @@ class ServerSide:
                 self._beat_at = now  # requests may wait for this instance
             case Report() if self.census.heard(message, now):
                 self.lives.report(message, now)
+                self.forgetting.heard(message)
             case Failed(name, incarnation, error):
                 self.census.failed(name, incarnation, error, now)
 
@@ -53,4 +56,5 @@ class ServerSide:
             self.census.beat(late_s, now)
             lost = self.census.lost
             self.lives.beat(lost.stage if lost is not None else None, now)
+            self.forgetting.settle()
         return self._beat_at

@@ -219,6 +219,10 @@ class InstanceStats(msgspec.Struct, frozen=True):
     store: StoreStats | None = None  # None if there is none
 
 
+Forgotten = dict[str, dict[str, int]]
+"""The numbers of blocks whose content was forgotten, by instance and cache."""
+
+
 class InstanceInfo(msgspec.Struct, frozen=True):
     """One instance of the layout, for `/v1/instances`. `state`: "alive", "suspect" (silent for a while) or "dead";
     `heard_s`: seconds since its last message; `trouble`: why a dead one has not come back, if known."""

@@ -372,6 +372,13 @@ class Engine:
     def load(self) -> Load:
         return self.costs.load(*backlog(self.scheduler))
 
+    def forget_cached(self) -> dict[str, int]:
+        """Forget all KV, embeddings and states that later requests could reuse, on the device and in host memory.
+        Blocks in use stay. A shared store is left alone. Returns the numbers of blocks by cache."""
+        s = self.scheduler
+        host = s.host.forget() if s.host is not None else {}
+        return s.room.caches.forget() | {f"host_{name}": n for name, n in host.items()}
+
     def stats(self, now: float) -> InstanceStats:
         s, caches = self.scheduler, self.scheduler.room.caches
         return InstanceStats(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from typing import Protocol
 
 from hydrainfer.cache import Pulls, StoreJob, StoreResult
 from hydrainfer.core import (
     ExportHandle,
+    Forgotten,
     InstanceInfo,
     InstanceStats,
     Parcel,
@@ -170,6 +172,9 @@ class EngineHandle(Protocol):
 
     def lost(self) -> str | None:
         """The reason, in one line, why the engine can never work again; None if it can."""
+
+    def forget_cached(self) -> Future[Forgotten]:
+        """Begin to forget, in every instance, what later requests could reuse. Raises `Unavailable` if nothing runs."""
 
     def restart_all(self) -> bool:
         """Begin to restart every instance, one at a time, while requests go on. False if that cannot be done."""

@@ -8,10 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import msgspec
 
-from hydrainfer.core import HydraError, InstanceInfo, InstanceStats, InternalError, Request, shutting_down
+from hydrainfer.core import Forgotten, HydraError, InstanceInfo, InstanceStats, InternalError, Request, shutting_down
 from hydrainfer.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,14 @@ class EngineThread:
 
     def lost(self) -> str | None:
         return None if self._dead is None else self._dead.message
+
+    def forget_cached(self) -> Future[Forgotten]:
+        if not self.alive:
+            raise shutting_down(retry_after_s=1.0)
+        future: Future[Forgotten] = Future()
+        future.set_running_or_notify_cancel()  # so that a caller that gives up cannot cancel it
+        self._post(lambda engine, _: future.set_result({self.name: engine.forget_cached()}))
+        return future
 
     def restart_all(self) -> bool:
         """Returns False: a thread cannot be started again."""

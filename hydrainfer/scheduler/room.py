@@ -53,7 +53,7 @@ class SequenceRoom:
             if self.reserve(seq, hit, visit):
                 return hit._replace(fetches=self._needed(seq, hit.fetches)) if hit.fetches else hit
             self.drop(hit.fetches)
-            if not self.caches.forget_all():
+            if not self.caches.free_shared():
                 return None
 
     def _needed(self, seq: LiveSequence, fetches: Iterable[Fetch]) -> list[Fetch]:

@@ -32,6 +32,7 @@ from hydrainfer.server.http import (
 from hydrainfer.server.live import Intake
 from hydrainfer.server.openai import Answers
 from hydrainfer.server.openapi import describe
+from hydrainfer.server.operators import operator_routes
 from hydrainfer.server.page import EndedAfter, instance_card, overview_body, page_routes, trouble
 from hydrainfer.server.protocols import PROTOCOLS
 
@@ -115,6 +116,7 @@ def create_app(
     bodies = Bodies(settings.max_body_bytes, intake.timeout_s, FieldCheck(spoken.known, settings.refuses_unknown).check)
     app.include_router(_open_routes(settings, intake, lambda: metrics() + door.counts.page()))
     guarded = [Depends(_require_key(tenants))]
+    app.include_router(operator_routes(tenants, intake.sessions))
     app.include_router(page_routes())
     first, *others = (protocol.routes(answers, bodies) for protocol in protocols)
     for router in (first, _instance_routes(settings, intake, ended_after), *others):  # as /openapi.json has them

@@ -10,6 +10,8 @@ from fastapi.openapi.utils import get_openapi
 from hydrainfer.server.http import Protocols, Schema, object_schema
 
 _OPEN = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")
+_OPERATORS = ("/reset_prefix_cache",)
+_NOT_ADMIN = {403: "not the key of an operator"}
 _REF = "#/components/schemas/{model}"
 
 
@@ -38,9 +40,10 @@ def _complete(path: str, operation: dict[str, Any], schemas: dict[str, Any], pro
     operation["responses"] = {"200": {"description": "the answer", "content": content}}
     if path in _OPEN:
         return
-    operation["security"] = [{"key": []}, {}]
+    of_operators = path in _OPERATORS
+    operation["security"] = [{"key": []}] if of_operators else [{"key": []}, {}]
     error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
-    for status, why in _ERRORS.items():
+    for status, why in (_ERRORS | (_NOT_ADMIN if of_operators else {})).items():
         operation["responses"][str(status)] = {"description": why, "content": error}
     body = protocols.bodies.get(path)
     if body is not None:

@@ -111,7 +111,7 @@ class Lending(RuleBasedStateMachine):
         self.n += 1
         lease = self.caches.reserve(owner, need, Hit(keys, found))
         if lease is None:
-            assert self.caches.forget_all()
+            assert self.caches.free_shared()
             lease = self.caches.reserve(owner, need)
         assert lease is not None
         self.leases[owner], self.texts[owner] = lease, text

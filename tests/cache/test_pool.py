@@ -14,7 +14,7 @@ EMBED = EmbedSpec.of(width=8, dtype="bfloat16", block_tokens=8)
 
 
 class Leases(RuleBasedStateMachine):
-    """Random reserve / grow / commit / release; each step the pools must explain every reference."""
+    """Random reserve / grow / commit / release / forget; each step the pools must explain every reference."""
 
     @initialize(kv=st.integers(1, 12), embed=st.integers(1, 8))
     def start(self, kv, embed):
@@ -60,6 +60,14 @@ class Leases(RuleBasedStateMachine):
             if "embed" in self.leases[owner].blocks:
                 self.caches.commit(self.leases[owner], "embed", 0, self.keys[owner])
 
+    @rule()
+    def forget(self):
+        cached = {name: n for name, (_, _, n) in self.caches.usage().items()}
+        before = {name: leased for name, (_, leased, _) in self.caches.usage().items()}
+        assert self.caches.forget() == cached
+        assert all(usage[1:] == (before[name], 0) for name, usage in self.caches.usage().items())
+        assert self.caches.find("embed", [bytes([i]) for i in range(6)]) == [None] * 6
+
     @rule(data=st.data(), spec=st.sampled_from([None, "embed", "kv"]))
     def release(self, data, spec):
         if self.leases:
@@ -95,6 +103,23 @@ def test_cached_blocks_are_found_until_evicted_least_recently_used_first():
     (fresh,) = pool.take(1)
     assert fresh == b
     assert pool.lookup_all((b"a", b"b")) == [a, None]
+
+
+def test_what_is_forgotten_while_it_is_in_use_is_free_afterwards():
+    pool = BlockPool(3)
+    pool.news = {}
+    a, b = pool.take(2)
+    pool.publish([a, b], 0, [b"a", b"b"])
+    pool.drop([b])
+    version = pool.version
+    assert pool.forget_all() == 1 and pool.lookup_all((b"a", b"b")) == [None, None]
+    assert pool.version > version and pool.news == {b"a": False, b"b": False}
+    pool.publish([a], 0, [b"a"])  # by a request that goes on
+    assert pool.lookup_all((b"a",)) == [a]
+    assert pool.forget_all() == 0
+    pool.drop([a])
+    assert (pool.n_available, pool.n_cached) == (3, 0)
+    pool.check(())
 
 
 def test_only_the_last_holder_frees_a_block():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from hydrainfer.core import (
     ErrorInfo,
@@ -57,6 +58,11 @@ class FakeEngine:
         self.n_steps = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def forget_cached(self) -> Future:
+        answer = Future()
+        answer.set_result({"EPD0": {"kv": 3, "embed": 1}, "D0": {"kv": 2}})
+        return answer
 
     def submit(self, request: Request) -> None:
         with self._lock:

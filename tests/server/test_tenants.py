@@ -291,6 +291,29 @@ def test_choices_count_once_the_body_is_known(start, write):
     wait_until(lambda: not tenants._n_live["acme"])
 
 
+def test_only_operators_reset_the_prefix_cache(start, write):
+    path = write(f"acme: {{keys: [{key('a')}]}}\nops: {{keys: [{key('o')}], admin: true, requests_per_minute: 1}}")
+    server = start(tenants=Tenants(["own"], path))
+
+    def reset(name, **query):
+        server.http.headers["authorization"] = f"Bearer {name}"
+        return server.http.post("/reset_prefix_cache", params=query)
+
+    assert reset("nobody").status_code == 401
+    refused = reset("a")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_key_needed")
+    blocks = {"EPD0": {"kv": 3, "embed": 1}, "D0": {"kv": 2}}
+    for _ in range(3):
+        for name in ("o", "own"):
+            done = reset(name)
+            assert (done.status_code, done.json()) == (200, {"n_blocks": 6, "instances": blocks})
+    for unsupported in ("reset_external", "reset_running_requests"):
+        assert reset("o", **{unsupported: "true"}).json()["error"]["param"] == unsupported
+        assert reset("o", **{unsupported: "false"}).status_code == 200
+    assert server.http.get("/reset_prefix_cache").status_code == 405
+    assert start().http.post("/reset_prefix_cache").status_code == 403, "a server without keys has no operators"
+
+
 def test_a_refused_request_costs_none_of_a_minute(start, write):
     """Whatever the reason: no such model, a wrong or unknown field, a prompt that is too long, a picture."""
     limits = "requests_per_minute: 1, tokens_per_minute: 50"

@@ -7,6 +7,7 @@ acme:
   tokens_per_minute: 100000   # tokens of prompts and answers
   concurrency: 16             # choices at once: `n` and each prompt of a request count
   weight: 2                   # its share of the engine, relative to others, while they also wait; 1 by default
+  admin: true                 # may reset the prefix cache; false by default
   share_cache: true           # share KV and embeddings with the other tenants that do; false by default
 """
 
@@ -25,7 +26,7 @@ from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
 from hydrainfer.config import check_known, read_yaml
-from hydrainfer.core import ConfigError, InvalidRequest, Overloaded, Share, Unauthorized
+from hydrainfer.core import ConfigError, HydraError, InvalidRequest, Overloaded, Share, Unauthorized
 from hydrainfer.core.request import MAX_PRIORITY
 from hydrainfer.server.door.queues import LATEST_TURN_S
 
@@ -46,6 +47,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     concurrency: _Limit | None = None
     weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
     share_cache: bool = False
+    admin: bool = False
     name: str = ""
 
     @property
@@ -61,6 +63,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 _FIELDS = [field for field in Tenant.__struct_fields__ if field != "name"]
 _EVERYBODY = Tenant(keys=(), share_cache=True)
+_OPERATOR = Tenant(keys=(), share_cache=True, admin=True)
 
 
 def read_tenants(path: Path) -> dict[str, Tenant]:
@@ -99,6 +102,12 @@ class Reloaded(NamedTuple):
 
     n_keys: int
     gone: list[str]
+
+
+class NotAdmin(HydraError):
+    """403: the key is valid, but none of an operator; or the server has no keys."""
+
+    status, type, code = 403, "permission_error", "admin_key_needed"
 
 
 class TenantRequest:
@@ -140,11 +149,11 @@ class TenantRequest:
 class Tenants:
     """The API keys, and what each tenant has used of its limits. Used on one thread; methods take constant time.
 
-    `keys`: keys without limits; `path`: a file of tenants. Without either, the server is open to all."""
+    `keys`: keys without limits, of operators; `path`: a file of tenants. Without either, the server is open to all."""
 
     def __init__(self, keys: Iterable[str] = (), path: Path | None = None) -> None:
         """Read the file. Raises `ConfigError`."""
-        self._keys = {_hash(key): _EVERYBODY for key in keys}
+        self._keys = {_hash(key): _OPERATOR for key in keys}
         self._path = path
         self._tenants = read_tenants(path) if path is not None else {}
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
@@ -179,6 +188,11 @@ class Tenants:
         if tenant is None or scheme.lower() != "bearer":
             raise Unauthorized("a valid API key is needed: send the header Authorization: Bearer KEY")
         return tenant
+
+    def check_admin(self, authorization: str) -> None:
+        """Raises `Unauthorized` as `find`, or `NotAdmin` if the key is none of an operator."""
+        if not self.find(authorization).admin:
+            raise NotAdmin("only an operator may do this: with the key of --api-key, or of a tenant with admin: true")
 
     def check(self, tenant: Tenant) -> None:
         """Raises `Overloaded` if the tenant may have no more requests now."""
