@@ -22,6 +22,10 @@ export function seconds(s) {
   return s < 9.95 ? `${s.toFixed(2)} s` : `${s.toFixed(s < 99.5 ? 1 : 0)} s`;
 }
 
+export function bytes(n) {
+  return n < 1 << 20 ? `${Math.ceil(n / 1024)} KiB` : `${(n / (1 << 20)).toFixed(1)} MiB`;
+}
+
 export function quantile(sorted, q) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] : null;
 }
