@@ -12,12 +12,14 @@ export TOKENIZERS_PARALLELISM ?= false
 
 setup: $(STAMP)
 
-# torch first: without it, other packages would pull gigabytes of CUDA builds
+# torch first: without it, other packages would pull gigabytes of CUDA builds. --no-compile: Python compiles a module when
+# it is first imported, and most never are.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing about a hundred packages into $(VENV), which takes one to four minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch setuptools
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(INSTALL) torch setuptools
+	$(INSTALL) --no-build-isolation --editable '.[dev]'
 	touch $@
 
 demo: $(STAMP)
