@@ -22,6 +22,7 @@ from hydrainfer.offline import (
     StructuredOutputsParams,
     TextPrompt,
     TokensPrompt,
+    ToolCall,
 )
 from hydrainfer.version import __version__
 
@@ -45,6 +46,7 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "ToolCall",
     "Unavailable",
     "__version__",
 ]

@@ -138,7 +138,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     except BaseException:
         engine.close()
         raise
-    sessions.attach(engine, recorder.timings, recorder.stopped)
+    sessions.attach(engine, recorder.timings, recorder.stopped, recorder.doing)
     workers = intake.processor.media.workers
     facts |= {
         "image_backend": backend_name(config, intake.processor.limits),

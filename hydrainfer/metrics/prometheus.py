@@ -102,9 +102,9 @@ class Ended(NamedTuple):
 
 
 class PrometheusRecorder:
-    """Builds metrics from lifecycle events. `record` is called by one thread at a time; `page`, `timings`, `stopped`,
-    `ended_after` and `n_tokens` may be used by any thread. `instances` and `waiting` are called at each scrape.
-    `prefix_cache`: whether requests share KV. `prefix`: what all names begin with, before a colon."""
+    """Builds metrics from lifecycle events. `record` is called by one thread at a time; all else may be used by any
+    thread. `instances` and `waiting` are called at each scrape. `prefix_cache`: whether requests share KV. `prefix`:
+    what all names begin with, before a colon."""
 
     def __init__(
         self,
@@ -173,6 +173,10 @@ class PrometheusRecorder:
         with self._lock:
             self._stopped.discard(request_id)
             return self._done.pop(request_id, None)
+
+    def doing(self, request_id: str) -> str:
+        """The one of `INTERVALS` that a live request is in, "" if that is not known."""
+        return self._timelines.doing(request_id)
 
     def stopped(self, request_id: str) -> None:
         """Note that a stop string has ended a request. For the engine, such a request is cancelled."""

@@ -99,6 +99,12 @@ class Timeline:
         self.spans.append((interval, since_s, until_s))
 
     @property
+    def doing(self) -> str:
+        """The interval that a live request is in: one of `INTERVALS`, or "" before the first cut."""
+        latest = max(list(self._cuts), key=lambda cut: cut[0], default=(0.0, "", Stage.PREFILL))
+        return latest[1]
+
+    @property
     def n_steps(self) -> int:
         """The steps that made its tokens."""
         return len(self.token_s) - self.n_accepted
@@ -153,6 +159,11 @@ class Timelines:
         else:
             timeline.hear(event)
         return timeline
+
+    def doing(self, request_id: str) -> str:
+        """The interval that a live request is in, "" if that is not known. May be called from any thread."""
+        timeline = self._live.get(request_id)
+        return "" if timeline is None else timeline.doing
 
     def __len__(self) -> int:
         return len(self._live)

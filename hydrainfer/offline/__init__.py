@@ -5,7 +5,7 @@ Names are vLLM's where the meaning is. `params` and `outputs` need no torch and 
 
 from typing import TYPE_CHECKING, Any
 
-from hydrainfer.offline.outputs import CompletionOutput, RequestOutput
+from hydrainfer.offline.outputs import CompletionOutput, RequestOutput, ToolCall
 from hydrainfer.offline.params import (
     RequestOutputKind,
     SamplingParams,
@@ -28,6 +28,7 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "ToolCall",
 ]
 
 

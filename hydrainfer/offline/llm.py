@@ -52,22 +52,23 @@ class LLM(RunningModel):
         use_tqdm: bool = True,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Answer one chat or several, in order. Pictures are `image_url` parts (data:, and what `media_hosts` and
         `media_roots` let through) or `{"type": "image", "image": path | bytes | PIL.Image}`; videos, for models
         that take them, `video_url` parts or `{"type": "video", "video": path | bytes | frames, "fps": of frames}`.
-        The other arguments are for all chats. `mm_processor_kwargs`: how pictures and videos are prepared; `tools`: the
-        tools that the template shows to the model, whose calls are returned as text; `chat_template_kwargs`: variables
-        of the template; `others`: vLLM's, where they mean nothing. Raises the `HydraError` of the first request that
+        The other arguments are for all chats. `mm_processor_kwargs`: how pictures and videos are prepared; `tools` and
+        `tool_choice`: OpenAI's; calls are in `CompletionOutput.tool_calls`; `chat_template_kwargs`: variables of the
+        template; `others`: vLLM's, where they mean nothing. Raises the `HydraError` of the first request that
         fails."""
         self._running()
         check_others(others)
         if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
             raise InvalidRequest("messages must be a list of messages or of chats, and not empty", param="messages")
         chats: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
-        options = chat_options(tools, chat_template_kwargs, mm_processor_kwargs)
+        options = chat_options(tools, tool_choice, chat_template_kwargs, mm_processor_kwargs)
         return self._run(self._chat_jobs(chats, options), sampling_params, use_tqdm)
 
     def generate(
@@ -120,7 +121,8 @@ async def _gather(
             stream = await job.start(sampling, None)
             choices = await stream.result()
         bar.update()
-        return output_of(stream.prepared.id, stream, choices, prompt_of(instance, job, stream), sampling)
+        prompt, calls = prompt_of(instance, job, stream), job.calls(stream, choices)
+        return output_of(stream.prepared.id, stream, choices, prompt, sampling, calls)
 
     tasks = [asyncio.ensure_future(one(*item)) for item in work]
     try:

@@ -8,9 +8,18 @@ from hydrainfer.core import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function. `arguments`: JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One choice. `logprobs`: one entry per token if they were asked for, otherwise empty. `finish_reason`: None while
-    it goes on."""
+    it goes on. `tool_calls`: the calls in it once it has ended, if the chat had tools; `text` holds them, too."""
 
     index: int
     text: str
@@ -18,6 +27,7 @@ class CompletionOutput:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: str | None
     stop_reason: int | str | None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,7 +16,8 @@ from hydrainfer import core
 from hydrainfer.assemble import ServerParts, free_unused, start_instance
 from hydrainfer.config import load
 from hydrainfer.core import ConfigError, InvalidRequest, Unavailable
-from hydrainfer.offline.outputs import CompletionOutput, RequestOutput
+from hydrainfer.offline.calls import CallReader, call_reader
+from hydrainfer.offline.outputs import CompletionOutput, RequestOutput, ToolCall
 from hydrainfer.offline.params import SamplingParams, plain
 from hydrainfer.processor import (
     ChatMessage,
@@ -58,10 +59,18 @@ _OF_CALLS: Mapping[str, tuple[Any, str]] = {
 
 
 class Job(NamedTuple):
-    """One request to make: `start` it, with an id or None. `prompt`: its text, if it was given as a text."""
+    """One request to make: `start` it, with an id or None. `prompt`: its text, if it was given as a text. `reader`:
+    finds calls in the answer."""
 
     start: Callable[[core.SamplingParams, str | None], Awaitable[TokenStream]]
     prompt: str | None
+    reader: CallReader | None = None
+
+    def calls(self, stream: TokenStream, choices: Sequence[Completion]) -> list[tuple[ToolCall, ...]]:
+        """The calls in each of these choices, none in those that go on."""
+        if self.reader is None:
+            return [()] * len(choices)
+        return [self.reader.calls(stream.prepared, one) if one.finish_reason else () for one in choices]
 
 
 class RunningModel:
@@ -84,9 +93,8 @@ class RunningModel:
             _log.warning(note)
         unset = {name: value for name, value in here.items() if given.provenance[name] == "default"}
         self._instance: ServerParts | None = start_instance(msgspec.structs.replace(given.config, **unset))
-        self._at_exit = ExitStack()
-        self._at_exit.callback(self._close)
-        _before_threads_end(self._at_exit.close)
+        self._end = weakref.finalize(self, _collect, self._instance, os.getpid())
+        _before_threads_end(self._end)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters that are used if none are given: the checkpoint's own, greedy if its `do_sample` is false."""
@@ -97,16 +105,12 @@ class RunningModel:
         return load_tokenizer(self._running().intake.processor.model.path)
 
     def close(self) -> None:
-        """End the running requests and free the model, the caches and the graphs. Safe to repeat. Does nothing in a
-        process that was forked."""
-        self._close()
-        self._at_exit.pop_all()
-        free_unused()
-
-    def _close(self) -> None:
-        if os.getpid() == RunningModel._process and self._instance is not None:
-            instance, self._instance = self._instance, None
-            instance.close()
+        """End the running requests and free the model, the caches and the graphs, as the end of its last reference
+        does. Safe to repeat. Does nothing in a process that was forked."""
+        detached, self._instance = self._end.detach(), None
+        if detached is not None:
+            _close(*detached[2])
+            free_unused()
 
     def _running(self) -> ServerParts:
         """The parts of the running instance. Raises `Unavailable` if it is closed, `ConfigError` in a fork."""
@@ -118,9 +122,14 @@ class RunningModel:
     def _chat_jobs(self, chats: Sequence[Any], options: ChatOptions) -> list[Job]:
         """The jobs for these chats, which are checked here. Raises `InvalidRequest`."""
         intake = self._running().intake
+        reader = call_reader(intake.processor.model, options.tools)
+
+        def carried(sampling: core.SamplingParams) -> core.SamplingParams:
+            sampling = plain(sampling)
+            return sampling if reader is None else reader.constrained(sampling)
 
         def job(chat: Sequence[ChatMessage]) -> Job:
-            return Job(lambda sampling, id: intake.chat(chat, plain(sampling), options=options, id=id), None)
+            return Job(lambda sampling, id: intake.chat(chat, carried(sampling), options=options, id=id), None, reader)
 
         return [job(parse_messages(chat, local=True)) for chat in chats]
 
@@ -133,7 +142,7 @@ class RunningModel:
             text = one.prompt if isinstance(one.prompt, str) else None
             if one.message is None:
                 return Job(lambda sampling, id: intake.complete(one.prompt, plain(sampling), id=id), text)
-            of, options = (one.message,), chat_options(None, None, one.options or media)
+            of, options = (one.message,), chat_options(None, None, None, one.options or media)
             return Job(
                 lambda sampling, id: intake.chat(of, plain(sampling), options=options, prompt=one.prompt, id=id), text
             )
@@ -149,6 +158,7 @@ class RunningModel:
 
 def chat_options(
     tools: Sequence[Mapping[str, Any]] | None,
+    tool_choice: Any,
     chat_template_kwargs: Mapping[str, Any] | None,
     mm_processor_kwargs: Mapping[str, Any] | None,
 ) -> ChatOptions:
@@ -156,7 +166,7 @@ def chat_options(
     for name, value in (("chat_template_kwargs", chat_template_kwargs), ("mm_processor_kwargs", mm_processor_kwargs)):
         if value is not None and not isinstance(value, Mapping):
             raise InvalidRequest(f"{name} must be a dict", param=name)
-    return ChatOptions(parse_tools(tools), chat_template_kwargs, mm_processor_kwargs)
+    return ChatOptions(parse_tools(tools, tool_choice), chat_template_kwargs, mm_processor_kwargs)
 
 
 def output_of(
@@ -165,21 +175,30 @@ def output_of(
     choices: Sequence[Completion],
     prompt: str,
     sampling: core.SamplingParams,
+    calls: Sequence[tuple[ToolCall, ...]],
     finished: bool = True,
 ) -> RequestOutput:
-    """What the caller gets of a request whose choices are, or are so far, `choices`."""
+    """What the caller gets of a request whose choices are, or are so far, `choices`, with these calls."""
     ids, asked = stream.prepared.prompts[0], stream.prepared.sampling.prompt_logprobs is not None
     likely = (None, *stream.prompt_logprobs[0]) if asked else ()
-    return RequestOutput(id, prompt, ids, choices_of(choices, sampling), likely, finished, stream.n_cached[0])
+    return RequestOutput(id, prompt, ids, choices_of(choices, sampling, calls), likely, finished, stream.n_cached[0])
 
 
-def choices_of(choices: Sequence[Completion], sampling: core.SamplingParams) -> tuple[CompletionOutput, ...]:
+def choices_of(
+    choices: Sequence[Completion], sampling: core.SamplingParams, calls: Sequence[tuple[ToolCall, ...]]
+) -> tuple[CompletionOutput, ...]:
     texts = sampling.detokenize if isinstance(sampling, SamplingParams) else True
     return tuple(
         CompletionOutput(
-            i, c.text if texts else "", tuple(c.token_ids), tuple(c.logprobs), c.finish_reason or None, c.stop_reason
+            i,
+            c.text if texts else "",
+            tuple(c.token_ids),
+            tuple(c.logprobs),
+            c.finish_reason or None,
+            c.stop_reason,
+            called,
         )
-        for i, c in enumerate(choices)
+        for i, (c, called) in enumerate(zip(choices, calls))
     )
 
 
@@ -209,6 +228,21 @@ def check_others(others: Mapping[str, Any]) -> None:
         harmless, instead = _OF_CALLS[name]
         if value is not None and value != harmless:
             raise InvalidRequest(f"{name} is vLLM's and not to be had here: {instead}", param=name)
+
+
+def _close(instance: ServerParts, process: int) -> None:
+    """Close an instance, unless this is a fork of its `process`."""
+    if os.getpid() == process:
+        instance.close()
+
+
+def _collect(instance: ServerParts, process: int) -> None:
+    """Close an instance whose `LLM` nobody has any more. The thread that finds this may be one of the instance's own,
+    which cannot wait for itself."""
+    if threading.current_thread() is threading.main_thread():
+        _close(instance, process)
+    else:
+        threading.Thread(target=_close, args=(instance, process), name="close LLM").start()
 
 
 def _check_process(first: int | None) -> None:

@@ -67,12 +67,13 @@ class AsyncLLM(RunningModel):
         *,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a chat; the arguments are those of `LLM.chat`. Raises the request's `HydraError`."""
         check_others(others)
-        options = chat_options(tools, chat_template_kwargs, mm_processor_kwargs)
+        options = chat_options(tools, tool_choice, chat_template_kwargs, mm_processor_kwargs)
         (job,) = self._chat_jobs([messages], options)
         return self._stream(job, sampling_params, request_id)
 
@@ -113,7 +114,7 @@ class AsyncLLM(RunningModel):
             except asyncio.CancelledError:
                 if id not in self._aborted:
                     raise
-                yield RequestOutput(id, job.prompt or "", (), choices_of(_ended(so_far), sampling))
+                yield RequestOutput(id, job.prompt or "", (), choices_of(_ended(so_far), sampling, [()] * sampling.n))
                 return
             prompt = prompt_of(instance, job, stream)
             async for deltas in stream:
@@ -122,12 +123,12 @@ class AsyncLLM(RunningModel):
                 if kind is RequestOutputKind.FINAL_ONLY and not done:
                     continue
                 choices = new if kind is RequestOutputKind.DELTA else so_far
-                yield output_of(id, stream, choices, prompt, sampling, done)
+                yield output_of(id, stream, choices, prompt, sampling, job.calls(stream, so_far), done)
             if not all(one.finish_reason for one in so_far):
                 last = _ended(so_far)
                 if kind is RequestOutputKind.DELTA:
                     last = [Completion("", [], [], one.finish_reason, one.stop_reason) for one in last]
-                yield output_of(id, stream, last, prompt, sampling)
+                yield output_of(id, stream, last, prompt, sampling, job.calls(stream, so_far))
         finally:
             del self._live[id]
             self._aborted.discard(id)

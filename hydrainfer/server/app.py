@@ -177,7 +177,8 @@ def _instance_routes(settings: ServerSettings, intake: Intake, ended_after: Ende
 
     @router.get("/v1/overview", summary="What the page at / reads")
     async def look(after: Annotated[int, Query(ge=0)] = 0) -> Response:
-        body = overview_body(intake, settings.model_names[0], settings.version, ended_after, after)
+        name, most = settings.model_names[0], settings.max_body_bytes
+        body = overview_body(intake, name, settings.version, ended_after, after, body_bytes=most)
         return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     return router

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 import time
@@ -204,3 +205,26 @@ def test_after_the_end(path):
             await read(llm.generate("Once"))
 
     asyncio.run(main())
+
+
+def test_the_last_reference_closes_it(path):
+    """From the thread that ends it, or from whichever collects it as a part of a cycle."""
+
+    def engines():
+        return [thread for thread in threading.enumerate() if thread.name.startswith("engine-")]
+
+    llm = LLM(path, **OPTIONS)
+    (answer,) = llm.generate("x", SamplingParams(max_tokens=2), use_tqdm=False)
+    assert answer.finished and len(engines()) == 1
+    del llm
+    assert engines() == []
+    held = [LLM(path, **OPTIONS)]
+    held.append(held)
+    assert len(engines()) == 1
+    held = None
+    collector = threading.Thread(target=gc.collect)
+    collector.start()
+    collector.join(20)
+    for engine in engines():
+        engine.join(20)
+    assert engines() == []

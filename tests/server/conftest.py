@@ -66,7 +66,7 @@ class ServerUnderTest:
             pixels=self.pixels.get,
             record=self.recorder.record,
         )
-        self.sessions.attach(self.engine, self.recorder.timings, self.recorder.stopped)
+        self.sessions.attach(self.engine, self.recorder.timings, self.recorder.stopped, self.recorder.doing)
         self.fetcher = Fetcher(fetch or FetchLimits(), resolve=resolve)
         self.intake = Intake(processor, self.sessions, fetcher=self.fetcher, n_threads=2, timeout_s=timeout_s)
         app = create_app(

@@ -53,7 +53,9 @@ def test_ids_and_files_that_the_page_names_are_there():
 def test_overview(start):
     server = start()
     empty = server.http.get("/v1/overview").json()
-    assert (empty["model"], empty["version"], empty["layout"], empty["pictures"]) == ("tiny", "9", "1EPD", True)
+    assert (empty["model"], empty["version"], empty["layout"]) == ("tiny", "9", "1EPD")
+    takes = {"pictures": 3, "videos": 0, "picture_bytes": 32 << 20, "video_bytes": 256 << 20, "body_bytes": 1 << 22}
+    assert empty["takes"] == takes
     assert empty["ended"] == [] and empty["live"] == 0 and empty["instances"][0]["id"] == "EPD0"
     for _ in range(3):
         assert server.chat(max_tokens=4).status_code == 200

@@ -51,6 +51,7 @@ class Sessions:
         self._pixels = pixels
         self._handle: EngineHandle | None = None
         self._timings: Timings = lambda _: None
+        self._doing: Callable[[str], str] = lambda _: ""
         self._stopped: Callable[[str], None] = lambda _: None
         self.on_ended: Callable[[TokenStream], None] = lambda _: None  # called once all choices have ended
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,12 +71,16 @@ class Sessions:
         return self.overload.n_live
 
     def attach(
-        self, handle: EngineHandle, timings: Timings = lambda _: None, stopped: Callable[[str], None] = lambda _: None
+        self,
+        handle: EngineHandle,
+        timings: Timings = lambda _: None,
+        stopped: Callable[[str], None] = lambda _: None,
+        doing: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Set the engine whose outputs come to `sink`. Called once, before the first `start`. `timings` returns the
         timeline of an engine request after its final output; `stopped` is called with the id of one that a stop string
-        has ended."""
-        self._handle, self._timings, self._stopped = handle, timings, stopped
+        has ended; `doing` returns the interval that a live one is in."""
+        self._handle, self._timings, self._stopped, self._doing = handle, timings, stopped, doing
 
     def sink(self, outputs: list[Output]) -> None:
         """The engine's `OutputSink`: called on its thread once per step; passes the outputs on and returns."""
@@ -107,7 +112,7 @@ class Sessions:
             self.discard(prepared)
             raise
         stream = TokenStream(prepared, self._vocabulary, self._cancel)
-        stream.on_stop = self._stopped
+        stream.on_stop, stream.doing = self._stopped, self._doing
         stream.on_begun, stream.on_end = place.begun, lambda: self._end(stream, place)
         for request in prepared.requests:
             self._streams[request.id] = stream

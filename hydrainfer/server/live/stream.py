@@ -56,6 +56,7 @@ class TokenStream:
         self.on_begun: Callable[[], None] = lambda: None  # called at the first token of each choice
         self.on_end: Callable[[], None] = lambda: None
         self.on_stop: Callable[[str], None] = lambda _: None  # called with the engine request that a stop string ends
+        self.doing: Callable[[str], str] = lambda _: ""  # the interval that an engine request is in
         self._index = {r.id: i for i, r in enumerate(prepared.requests)}
         self._stop_tokens = frozenset(sampling.stop_token_ids)
         self._texts = [TextStream(vocabulary, sampling, continues=prepared.continues) for _ in prepared.requests]
@@ -156,6 +157,17 @@ class TokenStream:
                 await self._news.wait()
         if self._error is not None:
             raise self._error
+
+    async def intervals(self, every_s: float) -> AsyncIterator[str]:
+        """The interval that the first choice is in (one of `metrics.INTERVALS`), each time it has changed, until its
+        first output. It is looked at every `every_s` seconds. Raises the request's `HydraError`."""
+        last = ""
+        while not self._news.is_set():
+            now = self.doing(self.prepared.requests[0].id)
+            if now != last:
+                last = now
+                yield now
+            await self.ready(every_s)
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until the engine has ended every choice, so that `timelines` are complete, but not longer than

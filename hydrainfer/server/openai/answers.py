@@ -39,6 +39,8 @@ FIRST_OUTPUT_S = 5.0
 are sent, so that a client in a long queue sees that its request is accepted."""
 SETTLED_S = 1.0
 """An answer with `timings` waits this long for the engine to end a request that a stop string has stopped."""
+_LOOK_S = 0.1
+"""How often a stream with `progress` looks at what its request does."""
 
 
 class Answers:
@@ -129,7 +131,8 @@ class Answers:
 
         start = _traced(start, request.headers.get("traceparent", ""))
         if fields.stream:
-            stream = await unless_disconnected(_begun(start), request.receive, TokenStream.close)
+            begun = start if fields.progress else _begun(start)
+            stream = await unless_disconnected(begun, request.receive, TokenStream.close)
             headers = {"X-Request-Id": stream.prepared.id}
             reply = reply_to(stream)
             return EventStream(_events(stream, reply), stream.close, headers, reply.media_type, reply.error)
@@ -167,6 +170,9 @@ async def _events(stream: TokenStream, reply: Reply) -> AsyncGenerator[bytes, No
     opening = reply.opening()
     if opening:
         yield opening
+    if reply.progress:
+        async for interval in stream.intervals(_LOOK_S):
+            yield reply.doing(interval)
     async for deltas in stream:
         body = reply.events(deltas, stream.n_tokens)
         if body:

@@ -55,6 +55,7 @@ class CommonFields(BaseModel):
     drafts: bool | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
+    progress: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: Whole | None = None
     deadline_s: float | None = None
@@ -84,6 +85,9 @@ class CommonFields(BaseModel):
         self._refuse("prompt_logprobs", self.prompt_logprobs is not None and bool(self.stream), why)
         why = "beam search is not supported by this server"
         self._refuse("length_penalty", self.length_penalty not in (None, 1.0), why)
+        self._refuse(
+            "progress", bool(self.progress and not self.stream), "progress is only allowed when stream is true"
+        )
         why = "stream_options is only allowed when stream is true"
         self._refuse("stream_options", self.stream_options is not None and not self.stream, why)
 

@@ -10,8 +10,8 @@ _SAMPLING = names(
     "skip_special_tokens bad_words drafts return_token_ids prompt_logprobs length_penalty best_of logprobs"
 )
 _COMMON = _SAMPLING | names(
-    "model stream stream_options timings cache_salt priority deadline_s modalities response_format structured_outputs "
-    "guided_json guided_regex guided_choice guided_grammar"
+    "model stream stream_options timings progress cache_salt priority deadline_s modalities response_format "
+    "structured_outputs guided_json guided_regex guided_choice guided_grammar"
 )
 _CHAT = _COMMON | names(
     "messages tools tool_choice parallel_tool_calls mm_processor_kwargs chat_template_kwargs top_logprobs "

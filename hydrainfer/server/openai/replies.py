@@ -27,7 +27,7 @@ class Reply(ABC):
         self.prepared = prepared = stream.prepared
         self._n_cached, self._prompt_logprobs = stream.n_cached, stream.prompt_logprobs
         self.model, self.created, self.vocabulary = model, created, words
-        self.timings = bool(fields.timings)
+        self.timings, self.progress = bool(fields.timings), bool(fields.progress)
         self.include_usage = fields.include_usage
         self.n_logprobs = prepared.sampling.logprobs
 
@@ -38,6 +38,10 @@ class Reply(ABC):
     @abstractmethod
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
         """The bytes of these deltas. `n_tokens`: the tokens produced so far, per choice."""
+
+    def doing(self, interval: str) -> bytes:  # noqa: ARG002
+        """The bytes that say which interval the request is in, for requests with `progress`."""
+        return b""
 
     @abstractmethod
     def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
@@ -89,6 +93,10 @@ class Choices(Reply):
         self._follow((d.choice, d.token_ids) for d in deltas)
         usage = self._usage(n_tokens) if self.continuous_usage else None
         return b"".join(self._event([chunk], usage) for d in deltas if (chunk := self.chunk(d)) is not None)
+
+    def doing(self, interval: str) -> bytes:
+        """A chunk without choices."""
+        return self._event([], None, progress={"interval": interval})
 
     def _tells(self, delta: Delta) -> bool:
         """Whether a delta is sent even without text."""

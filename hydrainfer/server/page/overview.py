@@ -16,8 +16,10 @@ EndedAfter = Callable[[int], Sequence[Ended]]
 """A function that returns the latest ended requests after the one with this number."""
 
 
-def overview_body(intake: Intake, model: str, version: str, ended_after: EndedAfter, number: int) -> bytes:
-    """The body of `/v1/overview?after=number`."""
+def overview_body(
+    intake: Intake, model: str, version: str, ended_after: EndedAfter, number: int, body_bytes: int
+) -> bytes:
+    """The body of `/v1/overview?after=number`. `body_bytes`: how large the body of a request may be."""
     overload, now = intake.sessions.overload, intake.sessions.clock()
     infos = intake.sessions.handle.instances()
     waiting = overload.waiting()
@@ -25,7 +27,7 @@ def overview_body(intake: Intake, model: str, version: str, ended_after: EndedAf
         "object": "overview",
         "model": model,
         "version": version,
-        "pictures": intake.processor.model.images is not None,
+        "takes": {**_takes(intake), "body_bytes": body_bytes},
         "layout": str(Layout(tuple(Role.parse(i.role) for i in infos))) if infos else "",
         "live": overload.n_live,
         "draining": overload.closed,
@@ -35,6 +37,17 @@ def overview_body(intake: Intake, model: str, version: str, ended_after: EndedAf
         "ended": [_entry(one, now) for one in ended_after(number)],
     }
     return orjson.dumps(body)
+
+
+def _takes(intake: Intake) -> dict[str, int]:
+    """How many pictures and videos a request may hold, and how large their files may be."""
+    images, limits, videos = intake.processor.model.images, intake.processor.limits, intake.processor.media.videos
+    return {
+        "pictures": 0 if images is None else limits.max_images,
+        "videos": 0 if images is None or images.video is None else limits.max_videos,
+        "picture_bytes": limits.max_image_bytes,
+        "video_bytes": videos.limits.max_bytes,
+    }
 
 
 def _entry(one: Ended, now: float) -> dict[str, Any]:

@@ -22,6 +22,10 @@ export function seconds(s) {
   return s < 9.95 ? `${s.toFixed(2)} s` : `${s.toFixed(s < 99.5 ? 1 : 0)} s`;
 }
 
+export function bytes(n) {
+  return n < 1 << 20 ? `${Math.ceil(n / 1024)} KiB` : `${(n / (1 << 20)).toFixed(1)} MiB`;
+}
+
 export function quantile(sorted, q) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] : null;
 }
@@ -42,7 +46,7 @@ export function showIntervals(bar, legend, times) {
     return part;
   }));
   const said = parts.map((name) => `${INTERVALS[name]} ${seconds(times[name])}`);
-  bar.setAttribute("aria-label", said.join(", "));
+  bar.setAttribute("aria-label", said.join(", ") || "no requests yet");
   legend.replaceChildren(...parts.filter((name) => times[name] >= 0.005 * total).map((name) => {
     const item = make("li");
     item.append(make("i", name), `${INTERVALS[name]} ${seconds(times[name])}`);

@@ -3,10 +3,11 @@
 import { showCharts } from "./charts.js";
 import { $ } from "./dom.js";
 import { showLayout } from "./layout.js";
-import { playground } from "./ask.js";
+import { playground } from "./chat.js";
 
 const EVERY_MS = 1000, KEPT_MS = 300_000;
-let key = "", model = "", last = 0, ended = [];
+const NOTHING = { pictures: 0, videos: 0, picture_bytes: 0, video_bytes: 0, body_bytes: 0 };
+let key = "", model = "", takes = NOTHING, last = 0, ended = [];
 
 const headers = () => (key ? { Authorization: `Bearer ${key}` } : {});
 
@@ -18,6 +19,7 @@ function say(text, kind) {
 function show(seen) {
   const now = performance.now(), n = seen.live, dead = seen.instances.filter((i) => i.state === "dead").length;
   model = seen.model;
+  takes = seen.takes;
   for (const one of seen.ended) {
     ended.push({ ...one, at_ms: now - one.ago_s * 1000 });
     last = one.number;
@@ -25,8 +27,9 @@ function show(seen) {
   ended = ended.filter((one) => now - one.at_ms < KEPT_MS);
   $("facts").textContent = seen.model;
   $("version").textContent = `version ${seen.version}`;
-  $("drop").hidden = !seen.pictures;
-  if (!seen.pictures && $("question").value === $("question").defaultValue) $("question").value = "Tell me something.";
+  $("pick").hidden = $("pick-text").hidden = !takes.pictures;
+  $("pick").textContent = takes.videos ? "Add pictures or videos" : "Add pictures";
+  if (!takes.pictures && $("question").value === $("question").defaultValue) $("question").value = "Tell me something.";
   const words = [n ? `${n} request${n > 1 ? "s" : ""} at work` : "no requests now"];
   if (seen.refused) words.push(`${seen.refused} refused so far`);
   if (dead) words.push(`${dead} of ${seen.instances.length} instances down`);
@@ -58,5 +61,5 @@ $("key").onsubmit = (e) => {
   key = $("key-text").value.trim();
   look();
 };
-playground(() => ({ model, headers: headers() }));
+playground(() => ({ model, takes, headers: headers() }));
 follow();
