@@ -83,4 +83,4 @@ def test_a_new_protocol_is_described(parrot):
     operation = description["paths"][PATH]["post"]
     assert operation["summary"] == "Parrot's: say something"
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/parrot"}
-    assert description["components"]["schemas"]["parrot_say"]["required"] == ["say"]
+    assert description["components"]["schemas"]["ParrotFields"]["required"] == ["say"]

@@ -163,7 +163,7 @@ def test_the_description_has_bodies_and_keys(server):
                 ref = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
                 assert schemas[ref.rpartition("/")[2]]["properties"]
     assert {"/v1/chat/completions", "/v1/messages", "/api/tags", "/v1/models/{name}"} <= made["paths"].keys()
-    assert schemas["ChatFields"]["required"] == ["messages"] and "StreamOptions" in schemas
+    assert schemas["ChatFields"]["required"] == ["messages"] and "ChatFields.StreamOptions" in schemas
     assert "web/docs.js" in server.http.get("/docs").text
 
 

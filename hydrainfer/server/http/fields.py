@@ -169,7 +169,7 @@ class Extensions(Described):
     deadline_s: float | None = field(
         "The answer must be complete this many seconds after the request came, or the request ends with 504.",
         30,
-        unset="--request-timeout-s",
+        unset="the server's --request-timeout-s",
         bounds=(0, None),
     )
 

@@ -35,7 +35,7 @@ class StreamOptions(Described):
     )
 
 
-class CommonFields(Streamed, Temper, Penalties, Extensions):
+class CommonFields(Extensions, Penalties, Temper, Streamed):
     """The fields of both chat and text completions. `SamplingParams` checks ranges; `known` says which other fields are
     refused."""
 
@@ -170,7 +170,7 @@ class PredictedContent(Described):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ChatFields(CommonFields, ChatExtensions):
+class ChatFields(ChatExtensions, CommonFields):
     """`/v1/chat/completions`. `messages` is checked by `processor.parse_messages`."""
 
     messages: Annotated[Any, Shown(list[Message])] = field(
@@ -206,7 +206,7 @@ class ChatFields(CommonFields, ChatExtensions):
     prediction: PredictedContent | None = field(
         "The answer as you expect it, which makes it faster where it is right and changes no token.",
         {"type": "content", "content": "The answer is 7."},
-        unset="no prediction",
+        unset="none",
     )
 
     @property
@@ -244,7 +244,7 @@ class SpecialTokens(Described):
     )
 
 
-class CompletionFields(CommonFields, SpecialTokens):
+class CompletionFields(SpecialTokens, CommonFields):
     """`/v1/completions`. `prompt` is checked by `Processor.complete`."""
 
     prompt: Annotated[Any, Shown(str | list[str] | list[int] | list[list[int]])] = field(
@@ -276,7 +276,7 @@ class CompletionFields(CommonFields, SpecialTokens):
         return bool(self.echo) and self.limit == 0
 
 
-class TokenizeFields(Named, SpecialTokens, Templated):
+class TokenizeFields(Templated, SpecialTokens, Named):
     """`/tokenize`: a `prompt` or `messages`."""
 
     prompt: str | None = field("A text; either this or messages is needed.", "Once upon a time", unset="messages")

@@ -20,12 +20,12 @@ class ContentPart(Described):
     """A text, a picture or a video. Only user messages may have pictures and videos."""
 
     type: str = field("The kind of the part.", choices=("text", "image_url", "video_url"), required=True)
-    text: str | None = field("The text, of a text part.", "What is this?", unset="of other parts")
-    image_url: Url | None = field("The picture, of an image_url part.", {"url": _PICTURE}, unset="of other parts")
+    text: str | None = field("The text, of a text part.", "What is this?", unset="none")
+    image_url: Url | None = field("The picture, of an image_url part.", {"url": _PICTURE}, unset="none")
     video_url: Url | None = field(
         "The video, of a video_url part, for models that take videos.",
         {"url": "https://example.com/walk.mp4"},
-        unset="of other parts",
+        unset="none",
     )
 
 
@@ -52,7 +52,7 @@ class Message(Described):
         "The text, or a list of parts; an assistant's message with calls may have none.", "Hello", unset="an empty text"
     )
     name: str | None = field(
-        "The name of the participant or the function, for templates that show it.", "Ada", unset="no name"
+        "The name of the participant or the function, for templates that show it.", "Ada", unset="none"
     )
     tool_calls: list[Call] | None = field(
         "The calls of an assistant's message.",
@@ -60,21 +60,19 @@ class Message(Described):
         default=[],
     )
     tool_call_id: str | None = field(
-        "The id of the call that a tool's message answers, which it needs.", "call00000", unset="not a tool's message"
+        "The id of the call that a tool's message answers, which it needs.", "call00000", unset="none"
     )
     reasoning_content: str | None = field(
-        "The reasoning of an assistant's message, for templates that show it.", "3 + 4 is 7.", unset="no reasoning"
+        "The reasoning of an assistant's message, for templates that show it.", "3 + 4 is 7.", unset="none"
     )
-    refusal: str | None = field(
-        "The text of an assistant's message that is a refusal.", "I cannot.", unset="no refusal"
-    )
+    refusal: str | None = field("The text of an assistant's message that is a refusal.", "I cannot.", unset="none")
 
 
 class Function(Described):
     name: str = field("The name: letters, digits and _ . : -, at most 128.", "get_weather", required=True)
-    description: str | None = field("What it does, for the model.", "The weather of a city", unset="no description")
+    description: str | None = field("What it does, for the model.", "The weather of a city", unset="none")
     parameters: dict[str, Any] | None = field(
-        "The JSON schema of its arguments.", {"type": "object", "properties": {}}, unset="no arguments"
+        "The JSON schema of its arguments.", {"type": "object", "properties": {}}, unset="none"
     )
     strict: bool | None = field("Has no effect: required calls always match the schema.", True, default=False)
 
@@ -98,7 +96,7 @@ class ToolChoice(Described):
 
 
 class NamedSchema(Described):
-    name: str | None = field("A name for the schema, which has no effect.", "sum", unset="no name")
+    name: str | None = field("A name for the schema, which has no effect.", "sum", unset="none")
     schema_: dict[str, Any] = field("The JSON schema.", _SCHEMA, required=True, alias="schema")
 
 
@@ -111,7 +109,7 @@ class ResponseFormat(Described):
         required=True,
     )
     json_schema: NamedSchema | None = field(
-        "The schema, if type is json_schema.", {"name": "sum", "schema": _SCHEMA}, unset="of other types"
+        "The schema, if type is json_schema.", {"name": "sum", "schema": _SCHEMA}, unset="none"
     )
     schema_: dict[str, Any] | None = field(
         "The schema, if type is json_object, as llama.cpp takes it.", _SCHEMA, unset="any object", alias="schema"
@@ -122,9 +120,9 @@ class StructuredOutputs(Described):
     """vLLM's form of an answer: one of these fields."""
 
     json_: dict[str, Any] | str | None = field(
-        "The answer is JSON of this schema.", _SCHEMA, unset="another form", alias="json"
+        "The answer is JSON of this schema.", _SCHEMA, unset="none", alias="json"
     )
-    regex: str | None = field("The answer matches this regular expression.", "[0-9]{1,3}", unset="another form")
-    choice: list[str] | None = field("The answer is one of these texts.", ["yes", "no"], unset="another form")
-    grammar: str | None = field("The answer is a text of this grammar.", 'start: "yes" | "no"', unset="another form")
+    regex: str | None = field("The answer matches this regular expression.", "[0-9]{1,3}", unset="none")
+    choice: list[str] | None = field("The answer is one of these texts.", ["yes", "no"], unset="none")
+    grammar: str | None = field("The answer is a text of this grammar.", 'start: "yes" | "no"', unset="none")
     json_object: bool | None = field("Whether the answer is any JSON object.", True, default=False)

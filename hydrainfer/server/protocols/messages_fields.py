@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from hydrainfer.server.http import ChatExtensions, Described, Named, Streamed, Temper, Whole, field
+from hydrainfer.server.http import ChatExtensions, Described, Streamed, Temper, Whole, field
 
 _SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
-_OTHER = "of other blocks"
 _WEATHER = {"name": "get_weather", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -18,8 +17,8 @@ class Source(Described):
     media_type: str | None = field(
         "The format of the bytes; they say it themselves, too.", "image/png", default="image/png"
     )
-    data: str | None = field("The bytes of the picture in base64.", "iVBORw0KGgo=", unset="a url")
-    url: str | None = field("The address of the picture.", "https://example.com/stars.png", unset="data")
+    data: str | None = field("The bytes of the picture in base64.", "iVBORw0KGgo=", unset="none")
+    url: str | None = field("The address of the picture.", "https://example.com/stars.png", unset="none")
 
 
 class Block(Described):
@@ -28,18 +27,18 @@ class Block(Described):
     type: str = field(
         "The kind of the block.", choices=("text", "image", "tool_use", "tool_result", "thinking"), required=True
     )
-    text: str | None = field("The text, of a text block.", "What is this?", unset=_OTHER)
+    text: str | None = field("The text, of a text block.", "What is this?", unset="none")
     source: Source | None = field(
-        "The picture, of an image block.", {"type": "url", "url": "https://example.com/stars.png"}, unset=_OTHER
+        "The picture, of an image block.", {"type": "url", "url": "https://example.com/stars.png"}, unset="none"
     )
-    id: str | None = field("The id of a call.", "toolu_1", unset=_OTHER)
-    name: str | None = field("The function of a call.", "get_weather", unset=_OTHER)
+    id: str | None = field("The id of a call.", "toolu_1", unset="none")
+    name: str | None = field("The function of a call.", "get_weather", unset="none")
     input: dict[str, Any] | None = field("The arguments of a call.", {"city": "Cologne"}, default={})
-    tool_use_id: str | None = field("The call that a tool_result answers.", "toolu_1", unset=_OTHER)
+    tool_use_id: str | None = field("The call that a tool_result answers.", "toolu_1", unset="none")
     content: str | list[dict[str, Any]] | None = field(
         "The result of a call: a text, or a list of text and image blocks.", "It rains.", unset="an empty result"
     )
-    thinking: str | None = field("The reasoning, of a thinking block.", "3 + 4 is 7.", unset=_OTHER)
+    thinking: str | None = field("The reasoning, of a thinking block.", "3 + 4 is 7.", unset="none")
 
 
 class Turn(Described):
@@ -58,9 +57,9 @@ class Tool(Described):
     """A function that the answer may call."""
 
     name: str = field("The name: letters, digits and _ . : -, at most 128.", "get_weather", required=True)
-    description: str | None = field("What it does, for the model.", "The weather of a city", unset="no description")
+    description: str | None = field("What it does, for the model.", "The weather of a city", unset="none")
     input_schema: dict[str, Any] | None = field(
-        "The JSON schema of its arguments.", {"type": "object", "properties": {}}, unset="no arguments"
+        "The JSON schema of its arguments.", {"type": "object", "properties": {}}, unset="none"
     )
 
 
@@ -70,7 +69,7 @@ class ToolChoice(Described):
         choices=("auto", "any", "tool", "none"),
         required=True,
     )
-    name: str | None = field("The tool, if type is tool.", "get_weather", unset="of other types")
+    name: str | None = field("The tool, if type is tool.", "get_weather", unset="none")
     disable_parallel_tool_use: bool | None = field("Whether there is at most one call.", True, default=False)
 
 
@@ -78,7 +77,7 @@ class Thinking(Described):
     type: str = field(
         "Whether the model reasons and shows it.", choices=("enabled", "adaptive", "disabled"), required=True
     )
-    budget_tokens: Whole | None = field("Sets no limit here.", 1024, unset="no limit")
+    budget_tokens: Whole | None = field("Sets no limit here.", 1024, unset="none")
 
 
 class Form(Described):
@@ -93,7 +92,7 @@ class Output(Described):
     format: Form | None = field("The form of the answer.", {"type": "json_schema", "schema": _SCHEMA}, unset="any text")
 
 
-class PromptFields(Named, ChatExtensions, Temper):
+class PromptFields(ChatExtensions, Temper, Streamed):
     """What makes the prompt."""
 
     messages: list[Turn] = field(
@@ -101,7 +100,7 @@ class PromptFields(Named, ChatExtensions, Temper):
         [{"role": "user", "content": "What is 3 + 4?"}],
         required=True,
     )
-    system: str | list[Text] | None = field("What the model shall keep to.", "Be brief.", unset="no system prompt")
+    system: str | list[Text] | None = field("What the model shall keep to.", "Be brief.", unset="none")
     tools: list[Tool] | None = field("The functions that the answer may call, at most 128.", [_WEATHER], default=[])
     tool_choice: ToolChoice | None = field(
         "Whether the answer calls functions; needs tools.", {"type": "auto"}, unset="auto, if there are tools"
@@ -118,13 +117,13 @@ class PromptFields(Named, ChatExtensions, Temper):
     )
 
 
-class MessageFields(PromptFields, Streamed):
+class MessageFields(PromptFields):
     """`/v1/messages`."""
 
     max_tokens: Whole = field("The answer ends after this many tokens.", 64, required=True, bounds=(1, None))
 
 
-class CountFields(PromptFields, Streamed):
+class CountFields(PromptFields):
     """`/v1/messages/count_tokens`: takes the same fields; those that do not change the prompt change nothing."""
 
-    max_tokens: Whole | None = field("Has no effect: nothing is answered.", 64, unset="no limit", bounds=(1, None))
+    max_tokens: Whole | None = field("Has no effect: nothing is answered.", 64, unset="none", bounds=(1, None))

@@ -33,11 +33,11 @@ class Turn(Described):
     tool_calls: list[Call] | None = field(
         "The calls of an assistant's message.", [{"function": {"name": "get_weather", "arguments": {}}}], default=[]
     )
-    tool_name: str | None = field("The function whose result a tool's message is.", "get_weather", unset="no name")
-    thinking: str | None = field("The reasoning of an assistant's message.", "3 + 4 is 7.", unset="no reasoning")
+    tool_name: str | None = field("The function whose result a tool's message is.", "get_weather", unset="none")
+    thinking: str | None = field("The reasoning of an assistant's message.", "3 + 4 is 7.", unset="none")
 
 
-class OptionFields(Temper, Penalties):
+class OptionFields(Penalties, Temper):
     """Those of Ollama's options that are honoured."""
 
     min_p: float | None = field(
@@ -55,7 +55,7 @@ class OptionFields(Temper, Penalties):
     )
 
 
-class OllamaFields(Named, ChatExtensions):
+class OllamaFields(ChatExtensions, Named):
     """The fields of both `/api/chat` and `/api/generate`."""
 
     stream: bool | None = field("Whether the answer comes as lines, token by token.", False, default=True)
@@ -90,7 +90,7 @@ class GenerateFields(OllamaFields):
     """`/api/generate`. Without a prompt and pictures it only says that the model is loaded."""
 
     prompt: str | None = field("The question, or with raw the text to continue.", "What is 3 + 4?", default="")
-    system: str | None = field("What the model shall keep to.", "Be brief.", unset="no system prompt")
+    system: str | None = field("What the model shall keep to.", "Be brief.", unset="none")
     images: list[str] | None = field("The files of the pictures, in base64; not with raw.", [PIXEL], default=[])
     raw: bool | None = field("Whether the prompt is a text to continue, without a template.", True, default=False)
 

@@ -8,7 +8,6 @@ from hydrainfer.server.http import ChatExtensions, Described, Penalties, Streame
 
 _SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 _WEATHER = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
-_OTHER = "of other items"
 
 
 class Part(Described):
@@ -17,12 +16,12 @@ class Part(Described):
     type: str = field(
         "The kind of the part.", choices=("input_text", "output_text", "input_image", "refusal"), required=True
     )
-    text: str | None = field("The text, of a text part.", "What is this?", unset="of other parts")
-    refusal: str | None = field("The text of a refusal.", "I cannot.", unset="of other parts")
+    text: str | None = field("The text, of a text part.", "What is this?", unset="none")
+    refusal: str | None = field("The text of a refusal.", "I cannot.", unset="none")
     image_url: str | None = field(
         "The picture, of an input_image: a data: URL, or an http(s) URL if the server fetches.",
         "https://example.com/stars.png",
-        unset="of other parts",
+        unset="none",
     )
 
 
@@ -34,15 +33,15 @@ class Item(Described):
         choices=("message", "function_call", "function_call_output", "reasoning"),
         default="message",
     )
-    role: str | None = field("Who says a message.", choices=("user", "assistant", "system", "developer"), unset=_OTHER)
+    role: str | None = field("Who says a message.", choices=("user", "assistant", "system", "developer"), unset="none")
     content: str | list[Part] | None = field(
-        "The text of a message, or a list of its parts; or the parts of a reasoning.", "What is 3 + 4?", unset=_OTHER
+        "The text of a message, or a list of its parts; or the parts of a reasoning.", "What is 3 + 4?", unset="none"
     )
-    call_id: str | None = field("The id of a call, which its result repeats.", "call_1", unset=_OTHER)
-    name: str | None = field("The function of a call.", "get_weather", unset=_OTHER)
+    call_id: str | None = field("The id of a call, which its result repeats.", "call_1", unset="none")
+    name: str | None = field("The function of a call.", "get_weather", unset="none")
     arguments: str | None = field("The arguments of a call, as the text of a JSON object.", "{}", default="{}")
     output: str | list[Part] | None = field(
-        "The result of a call: a text, or a list of parts.", "It rains.", unset=_OTHER
+        "The result of a call: a text, or a list of parts.", "It rains.", unset="none"
     )
 
 
@@ -51,9 +50,9 @@ class Tool(Described):
 
     type: Literal["function"] = field("The kind of the tool.", "function", required=True)
     name: str = field("The name: letters, digits and _ . : -, at most 128.", "get_weather", required=True)
-    description: str | None = field("What it does, for the model.", "The weather of a city", unset="no description")
+    description: str | None = field("What it does, for the model.", "The weather of a city", unset="none")
     parameters: dict[str, Any] | None = field(
-        "The JSON schema of its arguments.", {"type": "object", "properties": {}}, unset="no arguments"
+        "The JSON schema of its arguments.", {"type": "object", "properties": {}}, unset="none"
     )
     strict: bool | None = field("Has no effect: required calls always match the schema.", True, default=False)
 
@@ -69,9 +68,9 @@ class Format(Described):
     type: str = field(
         "Any text, a JSON object, or JSON of a schema.", choices=("text", "json_object", "json_schema"), required=True
     )
-    name: str | None = field("A name for the schema, which has no effect.", "sum", unset="no name")
+    name: str | None = field("A name for the schema, which has no effect.", "sum", unset="none")
     schema_: dict[str, Any] | None = field(
-        "The JSON schema, if type is json_schema.", _SCHEMA, unset="of other types", alias="schema"
+        "The JSON schema, if type is json_schema.", _SCHEMA, unset="none", alias="schema"
     )
 
 
@@ -90,13 +89,13 @@ class Reasoning(Described):
     )
 
 
-class ResponseFields(Streamed, Temper, Penalties, ChatExtensions):
+class ResponseFields(ChatExtensions, Penalties, Temper, Streamed):
     """`/v1/responses`. Nothing is stored: every request has the whole conversation."""
 
     input: str | list[Item] = field(
         "The question, or the conversation as a list of items.", "What is 3 + 4?", required=True
     )
-    instructions: str | None = field("What the model shall keep to.", "Be brief.", unset="no system prompt")
+    instructions: str | None = field("What the model shall keep to.", "Be brief.", unset="none")
     max_output_tokens: Whole | None = field(
         "The answer ends after this many tokens.", 64, unset="up to the model's context", bounds=(1, None)
     )
