@@ -82,7 +82,9 @@ class Named(Described):
     """What a body of any protocol may name."""
 
     model: str | None = field(
-        "The name of the model, which must be one of this server's.", "builtin", unset="the model that is served"
+        "The name of the model, which must be one of this server's.",
+        "shapes-and-digits",
+        unset="the model that is served",
     )
 
 

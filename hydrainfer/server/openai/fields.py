@@ -292,7 +292,7 @@ class TokenizeFields(Templated, SpecialTokens, Named):
 class DetokenizeFields(Named):
     """`/detokenize`."""
 
-    tokens: Annotated[Any, Shown(list[int])] = field("The token ids.", [1, 2, 3], required=True)
+    tokens: Annotated[Any, Shown(list[int])] = field("The token ids.", [300, 301, 302], required=True)
 
 
 Fields = TypeVar("Fields", bound=BaseModel)

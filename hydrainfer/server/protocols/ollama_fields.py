@@ -98,4 +98,4 @@ class GenerateFields(OllamaFields):
 class ShowFields(Named):
     """`/api/show`."""
 
-    name: str | None = field("The older name of model.", "builtin", unset="model")
+    name: str | None = field("The older name of model.", "shapes-and-digits", unset="model")

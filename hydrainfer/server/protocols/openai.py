@@ -11,7 +11,7 @@ from hydrainfer.server.http import Bodies, Body, Protocol, json_response
 from hydrainfer.server.openai import CHAT, TEXT, Answers, ChatFields, CompletionFields, parse
 
 _QUESTION = {"messages": [{"role": "user", "content": "What is 3 + 4?"}]}
-_NAME = Path(description="A name of the model.", examples=["builtin"])
+_NAME = Path(description="A name of the model.", examples=["shapes-and-digits"])
 
 
 def _routes(answers: Answers, bodies: Bodies) -> APIRouter:

@@ -60,6 +60,6 @@ TOKENS = Protocol(
     brief=("/tokenize", "/detokenize"),
     bodies={
         "/tokenize": Body(TokenizeFields, {"prompt": "Once upon a time"}, _TOKENIZE),
-        "/detokenize": Body(DetokenizeFields, {"tokens": [1, 2, 3]}, _DETOKENIZE),
+        "/detokenize": Body(DetokenizeFields, {"tokens": [300, 301, 302]}, _DETOKENIZE),
     },
 )
