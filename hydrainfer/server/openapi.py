@@ -13,8 +13,8 @@ _OPEN = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")
 _PROBES = ("/health", "/ready", "/ping")
 _REF = "#/components/schemas/{model}"
 _ABOUT = (
-    "OpenAI's, Anthropic's and Ollama's APIs before one model. Fields that are not listed are refused by name if they "
-    "would change an answer, and ignored otherwise."
+    "OpenAI's, Anthropic's and Ollama's APIs before one model. Fields of these APIs that are not listed change "
+    "nothing, or are refused by name."
 )
 
 _ERRORS = {

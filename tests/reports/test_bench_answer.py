@@ -59,6 +59,8 @@ def test_overlapping_intervals_are_not_decided():
 
 def test_equals_are_not_decided():
     found = result({"a": goodput(16.0, 12.0, None), "b": goodput(16.0, 16.0, None), "c": goodput(12.0, 8.0, 16.0)})
+    (sentence,) = answer(result({**found.goodput, "c": goodput(8.0, 6.0, 10.0)}))
+    assert sentence.startswith("a and b carry most") and sentence.endswith("Among a and b nothing is.")
     (sentence,) = answer(found)
     assert sentence.startswith("Not decided: a and b carry most: 16 requests/s") and "33 % more than c (12)" in sentence
     assert (

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from hydrainfer.judging import Proportion
-from hydrainfer.reports.bench.answer import answer
 from hydrainfer.reports.bench.tables import conclusions, with_interval
+from hydrainfer.reports.bench.verdict import answer
 from hydrainfer.reports.drawing import (
     COLOURS,
     Axis,

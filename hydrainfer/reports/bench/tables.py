@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from hydrainfer.reports.bench.answer import interval, surely_less
+from hydrainfer.reports.bench.verdict import interval, surely_less
 from hydrainfer.reports.drawing import ms
 from hydrainfer.workload.results import LIMITS, NOISY_CORES, PARTS, BenchResult, Percentiles, Run, by_rate
 

@@ -51,8 +51,9 @@ def _ranking(ranked: Ranked, asked: str) -> str:
     lead += f", {_gain(top, rest)}"
     if len(less) < len(rest):
         sure = f"; only {_names(less)} surely less" if less else ""
-        return f"Not decided: {lead}, but the 95 % intervals overlap ({_intervals([*first[:1], *rest])}){sure}."
-    return f"{lead}. That is decided: the 95 % intervals do not overlap ({_intervals([*first[:1], *rest])})."
+        return f"Not decided: {lead}, but the 95 % intervals overlap ({_intervals(ranked)}){sure}."
+    among = f" Among {_names([name for name, _ in first])} nothing is." if len(first) > 1 else ""
+    return f"{lead}. That is decided: the 95 % intervals do not overlap ({_intervals(ranked)}).{among}"
 
 
 def _gain(top: float, rest: Ranked) -> str:
