@@ -76,7 +76,8 @@ test-clients: $(STAMP)
 test-browser: $(STAMP)
 	$(INSTALL) playwright==1.65.2
 	npm install --silent --prefix .cache/axe axe-core@4.10.3
-	$(BIN)/python -m pytest -m "not gpu" -rs tests/server/test_page_in_browser.py tests/reports/test_page.py $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -rs tests/server/test_page_in_browser.py tests/server/test_docs_in_browser.py \
+		tests/reports/test_page.py $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -154,11 +154,13 @@ def compare(**flags: Any) -> None:
 
 def _finish(result: Any, out: Path | None, as_json: bool) -> None:
     """Show and write the result; exit 1 if the server is gone or none could be measured, 130 if interrupted."""
-    from hydrainfer.reports.bench import conclusions, tables_of, write_files
+    from hydrainfer.reports.bench import answer, conclusions, tables_of, write_files
 
     console = Console(stderr=as_json, highlight=False)
     if not console.is_terminal:
         console.width = 150
+    for line in answer(result):
+        console.print(line, style="bold", markup=False, soft_wrap=True)
     for table in tables_of(result) if result.runs else ():
         console.print(table)
     for line in conclusions(result):

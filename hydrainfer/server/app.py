@@ -133,6 +133,7 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     @router.head("/health", include_in_schema=False)
     @router.get("/health", summary="Whether every stage makes progress")
     async def health() -> Response:
+        """200 while every stage has an instance and work makes progress; else 503, which says what is wrong."""
         why_not = trouble(instances(), settings.stall_s)
         if why_not is None:
             return json_response({"status": "ok"})
@@ -141,6 +142,7 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", summary="Whether new requests are taken")
     async def ready() -> Response:
+        """200 while /health is 200 and new requests are taken; 503 once the server is shutting down."""
         draining = {"status": "draining", "live": intake.sessions.n_live}
         why_not = draining if intake.sessions.overload.closed else trouble(instances(), settings.stall_s)
         if why_not is None:
@@ -150,21 +152,28 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     @router.post("/ping", include_in_schema=False)
     @router.get("/ping", summary="As /health, under the name that SageMaker asks for")
     async def ping() -> Response:
+        """Answers what /health answers."""
         return await health()
 
     @router.get("/load", summary="How many requests are under way")
     async def load() -> Response:
+        """The number of requests that have come and have not ended."""
         return json_response({"server_load": intake.sessions.n_live})
 
     @router.get("/metrics", summary="Prometheus metrics")
     async def prometheus() -> Response:
+        """Counters and histograms of requests, stages, caches and instances, as Prometheus reads them."""
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/version", summary="The version")
     async def version() -> Response:
+        """The version of HydraInfer."""
         return json_response({"version": settings.version})
 
     return router
+
+
+_AFTER = Query(ge=0, description="Only requests with higher numbers; 0: all that are kept.", examples=[0])
 
 
 def _instance_routes(settings: ServerSettings, intake: Intake, ended_after: EndedAfter) -> APIRouter:
@@ -172,11 +181,13 @@ def _instance_routes(settings: ServerSettings, intake: Intake, ended_after: Ende
 
     @router.get("/v1/instances", summary="The instances and their load")
     async def instances() -> Response:
+        """Every instance of the layout: its stages, its state, its load and its caches."""
         cards = [instance_card(info) for info in intake.sessions.handle.instances()]
         return json_response({"object": "list", "data": cards})
 
     @router.get("/v1/overview", summary="What the page at / reads")
-    async def look(after: Annotated[int, Query(ge=0)] = 0) -> Response:
+    async def look(after: Annotated[int, _AFTER] = 0) -> Response:
+        """The instances, the queues, what a request may hold, and the times of the latest requests that have ended."""
         name, most = settings.model_names[0], settings.max_body_bytes
         body = overview_body(intake, name, settings.version, ended_after, after, body_bytes=most)
         return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})

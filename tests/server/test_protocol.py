@@ -5,13 +5,17 @@ import pytest
 from fastapi import APIRouter, Request
 
 from hydrainfer.server import Tenants
-from hydrainfer.server.http import Body, KnownFields, Protocol, json_response, names, object_schema, refusals
+from hydrainfer.server.http import Body, Described, KnownFields, Protocol, field, json_response, refusals
 from hydrainfer.server.openai import ChatFields, parse
 from hydrainfer.server.protocols import PROTOCOLS
 
 pytestmark = pytest.mark.cpu
 PATH, LENGTH = "/parrot/say", "/parrot/length"
 KEY = {"Authorization": "Bearer k"}
+
+
+class ParrotFields(Described):
+    say: str = field("What is said.", "hi", required=True)
 
 
 def routes(answers, bodies):
@@ -34,7 +38,9 @@ PARROT = Protocol(
     routes,
     paths=(PATH,),
     brief=(LENGTH,),
-    bodies={PATH: Body(object_schema("say", "say: string"), KnownFields(names("say"), refusals("sing"), frozenset()))},
+    bodies={
+        PATH: Body(ParrotFields, {"say": "hi"}, KnownFields(ParrotFields.honoured(), refusals("sing"), frozenset()))
+    },
     prefix="/parrot",
     error=lambda error: orjson.dumps({"squawk": error.message}),
     media_type="text/parrot",
@@ -77,4 +83,4 @@ def test_a_new_protocol_is_described(parrot):
     operation = description["paths"][PATH]["post"]
     assert operation["summary"] == "Parrot's: say something"
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/parrot"}
-    assert description["components"]["schemas"]["parrot_say"]["required"] == ["say"]
+    assert description["components"]["schemas"]["ParrotFields"]["required"] == ["say"]

@@ -8,12 +8,14 @@ from html import escape
 
 from hydrainfer.judging import Proportion
 from hydrainfer.reports.bench.tables import conclusions, with_interval
+from hydrainfer.reports.bench.verdict import answer
 from hydrainfer.reports.drawing import (
     COLOURS,
     Axis,
     Bar,
     PlotSeries,
     Point,
+    answered,
     document,
     legend,
     lines,
@@ -43,13 +45,14 @@ def _sections(result: BenchResult, colours: dict[str, str]) -> Iterator[str]:
     yield f"<h1>{escape(result.title)}</h1><p class=sub>{escape(result.date)} · "
     workload = f"workload {result.workload.dataset} ({result.workload.source}){like}"
     yield f"{escape(workload)} · {escape(slo)}</p>"
-    yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in conclusions(result)) + "</ul>"
-    yield "<h2>What was compared</h2>" + _servers(result)
+    yield answered(answer(result))
     rated = [run for run in result.runs if run.rate_per_s is not None and run.attainment is not None]
     if rated:
         yield (
             "<h2>SLO attainment against the request rate</h2><div class=pair>" + _attainment(result, colours) + "</div>"
         )
+    yield "<h2>Findings</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in conclusions(result)) + "</ul>"
+    yield "<h2>What was compared</h2>" + _servers(result)
     yield from _distributions(result, colours)
     yield from _breakdowns(result)
     yield "<h2>Every run</h2>" + _runs(result)

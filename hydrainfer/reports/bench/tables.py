@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from hydrainfer.reports.bench.verdict import interval, surely_less
 from hydrainfer.reports.drawing import ms
 from hydrainfer.workload.results import LIMITS, NOISY_CORES, PARTS, BenchResult, Percentiles, Run, by_rate
 
@@ -19,13 +20,11 @@ def with_interval(found: Percentiles | None, name: str) -> str:
 
 
 def conclusions(result: BenchResult) -> list[str]:
-    """The findings, one sentence each, with the reasons to doubt them."""
+    """The findings behind the `answer`, one sentence each, with the reasons to doubt them."""
     findings = [f"{s.name} could not be measured: {s.failed}" for s in result.servers if s.failed]
     for name, goodput in result.goodput.items():
-        low = "0" if goodput.low is None else f"{goodput.low:.4g}"
-        high = "beyond what was tried" if goodput.high is None else f"{goodput.high:.4g}"
         findings.append(
-            f"{name}: goodput {goodput.rate_per_s:.4g} requests/s (95 %: {low} to {high})"
+            f"{name}: goodput {goodput.rate_per_s:.4g} requests/s (95 %: {interval(goodput)})"
             + (f"; {goodput.note}" if goodput.note else "")
         )
     if not result.goodput:
@@ -91,21 +90,15 @@ def _breaking(result: BenchResult) -> Iterator[str]:
 
 
 def _ranking(result: BenchResult) -> Iterator[str]:
+    """A sentence for each deployment that carries less than the best."""
     ranked = sorted(result.goodput.items(), key=lambda item: -item[1].rate_per_s)
-    if len(ranked) < 2 or not ranked[0][1].rate_per_s:
+    if not ranked or not ranked[0][1].rate_per_s:
         return
-    top = ranked[0][1]
-    first = [name for name, g in ranked if g.rate_per_s == top.rate_per_s]
-    rest = [(name, g) for name, g in ranked if g.rate_per_s < top.rate_per_s]
-    yield (
-        f"{' and '.join(first)} {'carries' if len(first) == 1 else 'carry'} most ({top.rate_per_s:.4g} requests/s)"
-        + ("." if rest else ", equally on the rates that were run.")
-    )
-    lows = [g.low for name, g in ranked if name in first]
-    for name, g in rest:
-        clear = g.high is not None and all(low is not None and low >= g.high for low in lows)
+    top = ranked[0][1].rate_per_s
+    first = [g for _, g in ranked if g.rate_per_s == top]
+    for name, g in ranked[len(first) :]:
         how = "less, but the intervals overlap: these runs do not prove it"
-        if clear:
+        if surely_less(g, first):
             how = "clearly less"
         yield f"{name} carries {g.rate_per_s:.4g} requests/s: {how}."
 

@@ -1,6 +1,6 @@
 """HTML documents, SVG figures and numbers, for both reports. Knows neither benchmarks nor plans."""
 
-from hydrainfer.reports.drawing.html import document, table
+from hydrainfer.reports.drawing.html import answered, document, table
 from hydrainfer.reports.drawing.numbers import ms, percent
 from hydrainfer.reports.drawing.svg import COLOURS, Axis, Bar, PlotSeries, Point, legend, lines, stacked, words
 
@@ -10,6 +10,7 @@ __all__ = [
     "Bar",
     "PlotSeries",
     "Point",
+    "answered",
     "document",
     "legend",
     "lines",

@@ -24,8 +24,11 @@ svg{width:100%;height:auto;font:11.5px system-ui,sans-serif;fill:var(--text)}.gr
 .limit{stroke:var(--warn);stroke-dasharray:5 4}.note{fill:var(--warn)}.legend{font-size:13px;margin:2px 0 6px}.legend
 span{margin-right:16px;white-space:nowrap}.legend i{display:inline-block;width:11px;height:11px;border-radius:2px;
 margin-right:5px;vertical-align:-1px}.scroll{overflow-x:auto}li{margin:3px 0}
+.answer{font-size:17px;line-height:1.45;background:var(--tint);border-left:4px solid var(--mark);padding:12px 16px;
+margin:0 0 10px}
+.answer p{margin:0}.answer p+p{margin-top:6px;font-size:15px;color:var(--text)}
 @media(max-width:760px){body{margin:16px auto;padding:0 14px}h1{font-size:21px}
-.pair{grid-template-columns:minmax(0,1fr)}svg{font-size:14px}.legend span{display:inline-block}}
+.pair{grid-template-columns:minmax(0,1fr)}svg{font-size:14px}.legend span{display:inline-block}.answer{font-size:15px}}
 """
 
 
@@ -36,6 +39,11 @@ def document(title: str, body: str, style: str = "") -> str:
     return (
         f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}{style}</style></head><body>{body}</body></html>\n'
     )
+
+
+def answered(sentences: Sequence[str]) -> str:
+    """The box at the head of a page with its conclusion, a paragraph for each sentence. `sentences` are plain text."""
+    return "<div class=answer>" + "".join(f"<p>{escape(line)}</p>" for line in sentences) + "</div>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1, n_last: int = 0) -> str:

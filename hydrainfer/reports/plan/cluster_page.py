@@ -8,14 +8,11 @@ from html import escape
 import msgspec
 
 from hydrainfer.planner.clusters import ALONE, ClusterFacts, ClusterPlan, Curves, Deployment, LinkFacts
-from hydrainfer.reports.drawing import COLOURS, Axis, PlotSeries, Point, document, legend, lines, table
+from hydrainfer.reports.drawing import COLOURS, Axis, PlotSeries, Point, answered, document, legend, lines, table
 from hydrainfer.reports.plan.clusters import cells_of, cluster_answer, cluster_conclusions, tokens
 from hydrainfer.reports.plan.tables import said
 
 _STYLE = """
-.answer{font-size:17px;line-height:1.45;background:var(--tint);border-left:4px solid var(--mark);padding:12px 16px;
-margin:0 0 10px}
-.answer p{margin:0}.answer p+p{margin-top:6px;font-size:15px;color:var(--text)}
 .if{display:grid;grid-template-columns:max-content minmax(0,1fr) max-content;gap:6px 14px;align-items:center;
 max-width:640px}.if input{width:100%;accent-color:var(--mark)}.if output{font-variant-numeric:tabular-nums}
 #if{background:var(--tint);border-left:4px solid var(--mark);padding:10px 14px;margin:12px 0;max-width:640px}
@@ -46,7 +43,7 @@ def _body(plan: ClusterPlan) -> Iterator[str]:
     facts = [plan.date.partition("T")[0], f"asked for: {asked}", f"SLO: {plan.slo}"]
     yield f"<h1>{escape(_title(plan))}</h1><p class=sub>{escape(' · '.join(fact for fact in facts if fact))}</p>"
     answer = cluster_answer(plan)
-    yield "<div class=answer>" + "".join(f"<p>{escape(line)}</p>" for line in answer) + "</div>"
+    yield answered(answer)
     known = [line for line in cluster_conclusions(plan)[len(answer) :] if line not in plan.unknown]
     yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in known) + "</ul>"
     yield "<h2>Beside other ways</h2>" + _deployments(plan)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from hydrainfer.planner.search import LayoutPlan, Live, RoleUse, Row
-from hydrainfer.reports.drawing import document, ms, percent, table
+from hydrainfer.reports.drawing import answered, document, ms, percent, table
 from hydrainfer.reports.plan import whatif
 from hydrainfer.reports.plan.figures import (
     attainment,
@@ -21,9 +21,6 @@ from hydrainfer.reports.plan.figures import (
 from hydrainfer.reports.plan.tables import answer, conclusions, interval, only_epd, regret, said, thousand
 
 _STYLE = """
-.answer{font-size:17px;line-height:1.45;background:var(--tint);border-left:4px solid var(--mark);padding:12px 16px;
-margin:0 0 10px}
-.answer p{margin:0}.answer p+p{margin-top:6px;font-size:15px;color:var(--text)}
 th[role=button]{cursor:pointer;user-select:none}th[role=button]:hover{background:var(--tint)}.all td:first-child i,.all
 td:nth-child(2) i{display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px}
 .all{max-height:640px;overflow:auto;border:1px solid var(--line);padding:0 10px}.all thead th{position:sticky;top:0;
@@ -33,7 +30,7 @@ background:var(--paper)}.all th,.use th{white-space:normal;vertical-align:bottom
 .plain thead{display:none}.empty{fill:var(--tint);stroke:var(--rule)}.phone{display:none}
 .two{display:grid;grid-template-columns:minmax(0,5fr) minmax(0,6fr);gap:0 34px}
 @media(max-width:760px){.two{grid-template-columns:minmax(0,1fr)}.desk{display:none}.phone{display:block}
-.answer{font-size:15px}.use td:last-child{min-width:96px}}
+.use td:last-child{min-width:96px}}
 """
 _SORT = """
 for(const t of document.querySelectorAll('.all table')){const b=t.tBodies[0];
@@ -69,7 +66,7 @@ def _sections(plan: LayoutPlan) -> Iterator[str]:
     ]
     yield f"<h1>{escape(title_of(plan))}</h1><p class=sub>{escape(' · '.join(f for f in facts if f))}</p>"
     said_first = answer(plan)
-    yield "<div class=answer>" + "".join(f"<p>{escape(line)}</p>" for line in said_first) + "</div>"
+    yield answered(said_first)
     rest = conclusions(plan)[len(said_first) :]
     yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in rest) + "</ul>" if rest else ""
     if plan.layouts:

@@ -56,13 +56,6 @@ def refusals(names: str, hint: str = "", neutral: tuple[Any, ...] = EMPTY) -> di
     return {name: Refusal(f"{name} is not supported by this server{more}", neutral) for name in names.split()}
 
 
-EXTENSIONS = (
-    *("priority", "deadline_s", "timings", "cache_salt", "mm_processor_kwargs", "chat_template_kwargs"),
-    *("seed", "min_p", "repetition_penalty"),
-)
-"""Our and vLLM's extra fields, which mean the same in every protocol."""
-
-
 class FieldCheck:
     """The check of a body's fields by the table of its endpoint. Unknown fields of paths under /v1 are refused, as
     OpenAI does: a misspelt name would give another answer without a trace. Others are logged once, up to `_MOST_NOTED`

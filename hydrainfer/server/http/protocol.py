@@ -7,21 +7,20 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from hydrainfer.core import HydraError
 from hydrainfer.server.http.errors import JSON, error_body, error_headers
+from hydrainfer.server.http.fields import Described
 from hydrainfer.server.http.known import KnownFields
-
-Schema = type[BaseModel] | dict[str, Any]
 
 
 class Body(NamedTuple):
-    """The request body of a path. `schema`: for the OpenAPI description. `known`: its fields, or None if they are not
-    checked."""
+    """The request body of a path. `fields`: their descriptions. `example`: a body that the built-in model answers.
+    `known`: all its fields, or None if they are not checked."""
 
-    schema: Schema
+    fields: type[Described]
+    example: Mapping[str, Any]
     known: KnownFields | None = None
 
 
@@ -69,15 +68,3 @@ class Protocols:
     def error_response(self, error: HydraError, path: str) -> Response:
         """The response to an error. `path`: as in `error_body`."""
         return Response(self.error_body(error, path), error.status, error_headers(error), JSON)
-
-
-def object_schema(required: str, properties: str) -> dict[str, Any]:
-    """The JSON schema of an object. `required`: names with spaces between; `properties`: as in "model: string, input:
-    any"."""
-    named = dict(one.split(": ") for one in properties.split(", "))
-    kinds = {name: {} if kind == "any" else {"type": kind} for name, kind in named.items()}
-    return {"type": "object", "required": required.split(), "properties": kinds}
-
-
-SAMPLING = "temperature: number, top_p: number, top_k: integer, stream: boolean"
-"""Properties of bodies in several protocols, as in `object_schema`."""

@@ -7,6 +7,7 @@ from hydrainfer.server.openai.answers import Answers, Shape
 from hydrainfer.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
 from hydrainfer.server.openai.known import CHAT, OPENAI_REFUSED, TEXT
 from hydrainfer.server.openai.logprobs import chat_logprobs
+from hydrainfer.server.openai.parts import Tool
 from hydrainfer.server.openai.replies import Reply
 from hydrainfer.server.openai.structured import grammar_of
 from hydrainfer.server.openai.tool_reply import reader
@@ -22,6 +23,7 @@ __all__ = [
     "Reply",
     "Shape",
     "TokenizeFields",
+    "Tool",
     "chat_logprobs",
     "grammar_of",
     "parse",

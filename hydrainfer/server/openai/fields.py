@@ -1,74 +1,105 @@
-"""Request bodies of chats and completions: the types of the fields that are honoured (`known` has all of them)."""
+"""Request bodies of chats and completions: the fields that are honoured (`known` has those that are not)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ValidationError
 
 from hydrainfer.core import InvalidRequest, SamplingParams
+from hydrainfer.server.http import (
+    ChatExtensions,
+    Described,
+    Extensions,
+    Named,
+    Penalties,
+    Shown,
+    Streamed,
+    Temper,
+    Templated,
+    Whole,
+    field,
+)
+from hydrainfer.server.openai.parts import Message, ResponseFormat, StructuredOutputs, Tool, ToolChoice
 from hydrainfer.server.openai.structured import grammar_of
 
-
-def _whole(value: object) -> object:
-    """`value`, with 16.0 turned into 16: JSON has one kind of number, and some clients always write a decimal point."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+_QUESTION = [{"role": "user", "content": "What is 3 + 4?"}]
+_WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+class StreamOptions(Described):
+    include_usage: bool | None = field("Whether a last event says how many tokens there were.", True, default=False)
+    continuous_usage_stats: bool | None = field(
+        "Whether every event says how many tokens there are so far; needs include_usage.", True, default=False
+    )
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class CommonFields(BaseModel):
+class CommonFields(Extensions, Penalties, Temper, Streamed):
     """The fields of both chat and text completions. `SamplingParams` checks ranges; `known` says which other fields are
     refused."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Whole | None = None
-    max_tokens: Whole | None = None
-    max_completion_tokens: Whole | None = None
-    min_tokens: Whole | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Whole | None = None
-    min_p: float | None = None
-    seed: Whole | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Whole] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    skip_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
-    drafts: bool | None = None
-    return_token_ids: bool | None = None
-    timings: bool | None = None
-    progress: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    priority: Whole | None = None
-    deadline_s: float | None = None
-    best_of: Whole | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: dict[str, Any] | str | bool | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    modalities: list[str] | None = None
-    prompt_logprobs: Whole | None = None
-    length_penalty: float | None = None
+    stream_options: StreamOptions | None = field("Options of a stream.", {"include_usage": True}, default={})
+    n: Whole | None = field("How many answers are made.", 2, default=1, bounds=(1, 128))
+    max_tokens: Whole | None = field(
+        "The answer ends after this many tokens.", 64, unset="up to the model's context", bounds=(1, None)
+    )
+    max_completion_tokens: Whole | None = field(
+        "OpenAI's newer name of max_tokens, which wins over it.", 64, unset="max_tokens", bounds=(1, None)
+    )
+    min_tokens: Whole | None = field(
+        "The answer does not end before it has this many tokens.", 8, default=0, bounds=(0, None)
+    )
+    stop_token_ids: list[Whole] | None = field("The answer ends with the first of these tokens.", [2], default=[])
+    include_stop_str_in_output: bool | None = field(
+        "Whether the text that ended the answer is part of it.", True, default=False
+    )
+    ignore_eos: bool | None = field(
+        "Whether the answer goes on after the model's end token, up to max_tokens.", True, default=False
+    )
+    logit_bias: dict[str, float] | None = field(
+        "Added to the scores of these tokens, by token id; -100 forbids a token.", {"42": -100}, default={}
+    )
+    skip_special_tokens: bool | None = field("Whether special tokens are left out of the text.", False, default=True)
+    bad_words: list[str] | None = field("Words that the answer does not hold.", ["zebra"], default=[])
+    drafts: bool | None = field(
+        "Whether tokens may be drafted and then verified, which changes none of them.", False, default=True
+    )
+    return_token_ids: bool | None = field(
+        "Whether the answer has the ids of its tokens and of the prompt's.", True, default=False
+    )
+    progress: bool | None = field(
+        "Whether a stream says which stage the request is in until the first token; needs stream.", True, default=False
+    )
+    best_of: Whole | None = field("Must not be more than n: this server does not choose among answers.", 1, unset="n")
+    response_format: Annotated[dict[str, Any] | None, Shown(ResponseFormat | None)] = field(
+        "The form of the answer: any text, JSON, or JSON of a schema.", {"type": "json_object"}, unset="any text"
+    )
+    structured_outputs: Annotated[dict[str, Any] | None, Shown(StructuredOutputs | None)] = field(
+        "vLLM's way to say the form of the answer: one of its fields.", {"choice": ["yes", "no"]}, unset="any text"
+    )
+    guided_json: dict[str, Any] | str | bool | None = field(
+        "The answer is JSON of this schema (vLLM's older name).", {"type": "object"}, unset="any text"
+    )
+    guided_regex: str | None = field(
+        "The whole answer matches this regular expression (vLLM's older name).", "[0-9]{1,3}", unset="any text"
+    )
+    guided_choice: list[str] | None = field(
+        "The answer is one of these texts (vLLM's older name).", ["yes", "no"], unset="any text"
+    )
+    guided_grammar: str | None = field(
+        "The answer is a text of this grammar, in Lark or GBNF (vLLM's older name).",
+        'start: "yes" | "no"',
+        unset="any text",
+    )
+    modalities: list[str] | None = field("What the answer is made of: text.", ["text"], default=["text"])
+    prompt_logprobs: Whole | None = field(
+        "Log-probabilities of the prompt's tokens, with this many of the likeliest; not in a stream.",
+        2,
+        unset="none",
+        bounds=(0, 20),
+    )
+    length_penalty: float | None = field("Must be 1: there is no beam search.", 1, default=1)
 
     _copied: ClassVar[tuple[str, ...]] = (
         "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "include_stop_str_in_output",
@@ -123,39 +154,60 @@ class CommonFields(BaseModel):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats and self.include_usage)
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-    type: Literal["text"]
-    text: str
+class TextPart(Described):
+    type: Literal["text"] = field("The kind of the part.", "text", required=True)
+    text: str = field("The text.", "The answer is 7.", required=True)
 
 
-class PredictedContent(BaseModel):
+class PredictedContent(Described):
     """The answer as the client expects it, or most of it."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-    type: Literal["content"]
-    content: str | list[TextPart]
+    type: Literal["content"] = field("The kind of the prediction.", "content", required=True)
+    content: str | list[TextPart] = field("The text, or a list of text parts.", "The answer is 7.", required=True)
 
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ChatFields(CommonFields):
+class ChatFields(ChatExtensions, CommonFields):
     """`/v1/chat/completions`. `messages` is checked by `processor.parse_messages`."""
 
-    messages: Any
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Whole | None = None
-    add_generation_prompt: bool | None = None
-    include_reasoning: bool | None = None
-    reasoning_effort: str | None = None
-    prediction: PredictedContent | None = None
+    messages: Annotated[Any, Shown(list[Message])] = field(
+        "The chat so far; the model writes the next message.", _QUESTION, required=True
+    )
+    tools: Annotated[Any, Shown(list[Tool] | None)] = field(
+        "The functions that the answer may call, at most 128.", [_WEATHER], default=[]
+    )
+    tool_choice: Annotated[Any, Shown(Literal["none", "auto", "required"] | ToolChoice | None)] = field(
+        "Whether the answer calls functions: as it likes (auto), never (none), always (required), or this one.",
+        *("auto", {"type": "function", "function": {"name": "get_weather"}}),
+        unset="auto, if there are tools",
+    )
+    parallel_tool_calls: bool | None = field("Whether an answer may have several calls.", False, default=True)
+    logprobs: bool | None = field("Whether the answer has the log-probabilities of its tokens.", True, default=False)
+    top_logprobs: Whole | None = field(
+        "Log-probabilities of this many of the likeliest tokens at each place, too; needs logprobs.",
+        2,
+        default=0,
+        bounds=(0, 20),
+    )
+    add_generation_prompt: bool | None = field(
+        "Must be true: the prompt always ends where the answer begins.", True, default=True
+    )
+    include_reasoning: bool | None = field(
+        "Whether the answer has the model's reasoning, if it reasons.", False, default=True
+    )
+    reasoning_effort: str | None = field(
+        "How much the model reasons: none turns it off; templates that know low, medium and high get these.",
+        "none",
+        unset="the chat template's",
+    )
+    prediction: PredictedContent | None = field(
+        "The answer as you expect it, which makes it faster where it is right and changes no token.",
+        {"type": "content", "content": "The answer is 7."},
+        unset="none",
+    )
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
@@ -186,13 +238,28 @@ class ChatFields(CommonFields):
             raise
 
 
-class CompletionFields(CommonFields):
+class SpecialTokens(Described):
+    add_special_tokens: bool | None = field(
+        "Whether the tokenizer's special tokens are put before the prompt.", False, unset="as the tokenizer does it"
+    )
+
+
+class CompletionFields(SpecialTokens, CommonFields):
     """`/v1/completions`. `prompt` is checked by `Processor.complete`."""
 
-    prompt: Any
-    echo: bool | None = None
-    logprobs: Whole | None = None
-    add_special_tokens: bool | None = None
+    prompt: Annotated[Any, Shown(str | list[str] | list[int] | list[list[int]])] = field(
+        "The text to continue, or a list of texts; token ids may stand for a text.", "Once upon a time", required=True
+    )
+    max_tokens: Whole | None = field(
+        "The answer ends after this many tokens; 0 goes with echo.", 64, default=16, bounds=(0, None)
+    )
+    echo: bool | None = field("Whether the prompt stands before each answer.", True, default=False)
+    logprobs: Whole | None = field(
+        "Log-probabilities of the tokens, with this many of the likeliest at each place.",
+        2,
+        unset="none",
+        bounds=(0, 20),
+    )
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Raises `InvalidRequest` naming the field."""
@@ -209,26 +276,23 @@ class CompletionFields(CommonFields):
         return bool(self.echo) and self.limit == 0
 
 
-class TokenizeFields(BaseModel):
+class TokenizeFields(Templated, SpecialTokens, Named):
     """`/tokenize`: a `prompt` or `messages`."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-    model: str | None = None
-    prompt: str | None = None
-    messages: Any = None
-    tools: Any = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    prompt: str | None = field("A text; either this or messages is needed.", "Once upon a time", unset="messages")
+    messages: Annotated[Any, Shown(list[Message] | None)] = field(
+        "A chat, whose prompt is made as for an answer; either this or prompt is needed.", _QUESTION, unset="prompt"
+    )
+    tools: Annotated[Any, Shown(list[Tool] | None)] = field(
+        "The functions that are in the chat's prompt.", [_WEATHER], default=[]
+    )
+    return_token_strs: bool | None = field("Whether the answer has the tokens' texts, too.", True, default=False)
 
 
-class DetokenizeFields(BaseModel):
+class DetokenizeFields(Named):
     """`/detokenize`."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-    model: str | None = None
-    tokens: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer"}})]
+    tokens: Annotated[Any, Shown(list[int])] = field("The token ids.", [300, 301, 302], required=True)
 
 
 Fields = TypeVar("Fields", bound=BaseModel)

@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 from hydrainfer.server.http import EMPTY, KnownFields, Refusal, names, refusals
+from hydrainfer.server.openai.fields import ChatFields, CompletionFields
 
-_SAMPLING = names(
-    "n max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p seed stop stop_token_ids "
-    "include_stop_str_in_output ignore_eos presence_penalty frequency_penalty repetition_penalty logit_bias "
-    "skip_special_tokens bad_words drafts return_token_ids prompt_logprobs length_penalty best_of logprobs"
-)
-_COMMON = _SAMPLING | names(
-    "model stream stream_options timings progress cache_salt priority deadline_s modalities response_format "
-    "structured_outputs guided_json guided_regex guided_choice guided_grammar"
-)
-_CHAT = _COMMON | names(
-    "messages tools tool_choice parallel_tool_calls mm_processor_kwargs chat_template_kwargs top_logprobs "
-    "add_generation_prompt include_reasoning reasoning_effort prediction"
-)
-_TEXT = _COMMON | names("prompt echo add_special_tokens")
 _OPENAI_HARMLESS = names(  # billing, storage, scheduling hints, other names for what is on already
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
     "request_id rid cache_prompt guided_decoding_backend spaces_between_special_tokens data_parallel_rank "
@@ -93,5 +80,5 @@ def _fields(honoured: frozenset[str]) -> KnownFields:
     return KnownFields(honoured, refused, _OPENAI_HARMLESS)
 
 
-CHAT = _fields(_CHAT)
-TEXT = _fields(_TEXT)
+CHAT = _fields(ChatFields.honoured())
+TEXT = _fields(CompletionFields.honoured())

@@ -6,20 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
-from hydrainfer.server.http import (
-    EXTENSIONS,
-    SAMPLING,
-    Bodies,
-    Body,
-    KnownFields,
-    Protocol,
-    json_response,
-    names,
-    object_schema,
-    refusals,
-)
+from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, json_response, names, refusals
 from hydrainfer.server.openai import Answers, ChatFields, parse
 from hydrainfer.server.protocols.messages_chat import chat_of, thinks
+from hydrainfer.server.protocols.messages_fields import CountFields, MessageFields
 from hydrainfer.server.protocols.messages_turn import MessageTurn, error_body
 from hydrainfer.server.protocols.reading import answer_chat, mapping, own_places
 from hydrainfer.server.protocols.turn import shape_of
@@ -27,10 +17,7 @@ from hydrainfer.server.protocols.turn import shape_of
 _PATH = "/v1/messages"
 _COUNT = "/v1/messages/count_tokens"
 _KNOWN = KnownFields(
-    honoured=names(
-        "model messages max_tokens system stop_sequences stream temperature top_p top_k tools tool_choice thinking "
-        "output_config output_format"
-    ).union(EXTENSIONS),
+    honoured=MessageFields.honoured(),
     refused={
         **refusals("mcp_servers", "send tools"),
         **refusals("container context_management compaction fallbacks thread"),
@@ -40,15 +27,9 @@ _KNOWN = KnownFields(
         "fallback_credit_token diagnostics"
     ),
 )
-_BODY = Body(
-    object_schema(
-        "max_tokens messages",
-        "model: string, messages: array, system: any, max_tokens: integer, tools: array, tool_choice: object, "
-        f"stop_sequences: array, output_config: object, {SAMPLING}",
-    ),
-    _KNOWN,
-)
-_COUNT_BODY = Body(object_schema("messages", "model: string, messages: array, system: any, tools: array"), _KNOWN)
+_EXAMPLE = {"messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+_BODY = Body(MessageFields, {**_EXAMPLE, "max_tokens": 64}, _KNOWN)
+_COUNT_BODY = Body(CountFields, _EXAMPLE, _KNOWN)
 
 
 def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
@@ -56,6 +37,7 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.post(_PATH, summary="Anthropic's Messages: answer a chat")
     async def message(request: Request) -> Response:
+        """Answers a chat with texts and pictures, whole or as Anthropic's events. The key may come as x-api-key."""
         body = mapping(await bodies.read(request), "the body")
         if thinks(body):
             answers.check_reasons("thinking")
@@ -63,6 +45,7 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.post(_COUNT, summary="The number of tokens of a prompt")
     async def count_tokens(request: Request) -> Response:
+        """Counts the tokens of the prompt that the same body would have at /v1/messages; nothing is answered."""
         chat = chat_of(mapping(await bodies.read(request), "the body"), counting=True)
         fields = parse(ChatFields, chat)
         answers.check_model(fields.model)

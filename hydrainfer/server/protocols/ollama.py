@@ -12,19 +12,10 @@ from starlette.responses import Response
 
 from hydrainfer.checkpoint import find_json
 from hydrainfer.processor import ModelDescription
-from hydrainfer.server.http import (
-    EXTENSIONS,
-    Bodies,
-    Body,
-    KnownFields,
-    Protocol,
-    json_response,
-    names,
-    object_schema,
-    refusals,
-)
+from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, json_response, names, refusals
 from hydrainfer.server.openai import OPENAI_REFUSED, Answers, ChatFields, CompletionFields, parse
 from hydrainfer.server.protocols.ollama_chat import chat_of, generate_of, only_loads, raw_of, thinks
+from hydrainfer.server.protocols.ollama_fields import GenerateFields, OllamaChatFields, OptionFields, ShowFields
 from hydrainfer.server.protocols.ollama_turn import ChatTurn, GenerateTurn, error_body, head
 from hydrainfer.server.protocols.reading import mapping, string
 from hydrainfer.server.protocols.turn import shape_of
@@ -32,13 +23,10 @@ from hydrainfer.server.protocols.turn import shape_of
 _OLLAMA_VERSION = "0.12.11"
 """The version of Ollama whose API this is. Clients refuse older ones."""
 _NEVER = "9999-12-31T23:59:59Z"
-_COMMON = names("model format options stream think logprobs top_logprobs").union(EXTENSIONS)
 _REFUSED = {**refusals("template", "it is chosen when the server starts"), **refusals("suffix width height steps")}
 _HARMLESS = names("keep_alive truncate shift name")
 _OPTIONS = KnownFields(
-    honoured=names(
-        "temperature top_p top_k min_p seed stop presence_penalty frequency_penalty repeat_penalty num_predict"
-    ),
+    honoured=OptionFields.honoured(),
     refused={name: OPENAI_REFUSED[name] for name in ("mirostat", "typical_p", "tfs_z", "repeat_last_n")},
     harmless=names(  # of Ollama's engine: its memory, its threads, its context
         "num_ctx num_batch num_gpu main_gpu low_vram vocab_only use_mmap use_mlock num_thread numa f16_kv logits_all "
@@ -46,20 +34,18 @@ _OPTIONS = KnownFields(
     ),
     noun="options.",
 )
-_CHAT = KnownFields(_COMMON | names("messages tools"), _REFUSED, _HARMLESS, nested={"options": _OPTIONS})
+_CHAT = KnownFields(OllamaChatFields.honoured(), _REFUSED, _HARMLESS, nested={"options": _OPTIONS})
 _GENERATE = KnownFields(
-    _COMMON | names("prompt images system raw"),
+    GenerateFields.honoured(),
     {**_REFUSED, **refusals("context", "send the conversation to /api/chat")},
     _HARMLESS,
     nested={"options": _OPTIONS},
 )
-_PROPERTIES = "model: string, stream: boolean, format: any, options: object"
+_EXAMPLE = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "options": {"num_predict": 64}}
 _BODIES = {
-    "/api/chat": Body(object_schema("messages", f"messages: array, tools: array, {_PROPERTIES}"), _CHAT),
-    "/api/generate": Body(
-        object_schema("", f"prompt: string, system: string, images: array, raw: boolean, {_PROPERTIES}"), _GENERATE
-    ),
-    "/api/show": Body(object_schema("", "model: string")),
+    "/api/chat": Body(OllamaChatFields, _EXAMPLE, _CHAT),
+    "/api/generate": Body(GenerateFields, {"prompt": "What is 3 + 4?", "options": {"num_predict": 64}}, _GENERATE),
+    "/api/show": Body(ShowFields, {}),
 }
 
 
@@ -73,6 +59,7 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.post("/api/chat", summary="Ollama's: answer a chat")
     async def chat(request: Request) -> Response:
+        """Answers a chat with texts and pictures, as lines or, with stream false, whole."""
         body = await body_of(request)
         if only_loads(body):
             return _loaded(answers, body, {"message": {"role": "assistant", "content": ""}})
@@ -81,6 +68,7 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.post("/api/generate", summary="Ollama's: answer one question, or continue a text (raw)")
     async def generate(request: Request) -> Response:
+        """Answers one question, or continues a text if raw is true."""
         body = await body_of(request)
         if only_loads(body):
             return _loaded(answers, body, {"response": ""})
@@ -97,14 +85,17 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.get("/api/tags", summary="Ollama's: the model's names")
     async def tags() -> Response:
+        """Lists the served model under each of its names."""
         return named(modified_at=head("", int(model.path.stat().st_mtime))["created_at"])
 
     @router.get("/api/ps", summary="Ollama's: the models that are loaded")
     async def loaded() -> Response:
+        """Lists the served model as one that is loaded and stays so."""
         return named(expires_at=_NEVER, size_vram=0, context_length=model.n_context)
 
     @router.post("/api/show", summary="Ollama's: what the model can do")
     async def show(request: Request) -> Response:
+        """Tells the family, the context and the abilities of the model, such as vision and tools."""
         body = await body_of(request)
         _check_model(answers, body)
         family = details["family"]
@@ -113,6 +104,7 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.get("/api/version", summary="Ollama's: the version")
     async def api_version() -> Response:
+        """Tells the version of Ollama whose API this is; the server's own is at /version."""
         return json_response({"version": _OLLAMA_VERSION})
 
     return router

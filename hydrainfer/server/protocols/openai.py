@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from hydrainfer.server.http import Bodies, Body, Protocol, json_response
 from hydrainfer.server.openai import CHAT, TEXT, Answers, ChatFields, CompletionFields, parse
+
+_QUESTION = {"messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+_NAME = Path(description="A name of the model.", examples=["shapes-and-digits"])
 
 
 def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
@@ -22,18 +25,22 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.get("/v1/models", summary="The model, by all its names")
     async def models() -> Response:
+        """Lists the served model under each of its names, with the length of its context."""
         return json_response({"object": "list", "data": [model_card(name) for name in answers.names]})
 
     @router.get("/v1/models/{name:path}", summary="The model, by one of its names")
-    async def one_model(name: str) -> Response:
+    async def one_model(name: Annotated[str, _NAME]) -> Response:
+        """Describes the served model by one of its names."""
         return json_response(model_card(answers.check_model(name)))
 
     @router.post("/v1/chat/completions", summary="Answer a chat with text and pictures")
     async def chat(request: Request) -> Response:
+        """Answers a chat with texts, pictures and tools, whole or as server-sent events."""
         return await answers.chat(request, parse(ChatFields, await bodies.read(request)))
 
     @router.post("/v1/completions", summary="Continue a text")
     async def complete(request: Request) -> Response:
+        """Continues a text, or each of a list of texts, without a chat template."""
         return await answers.complete(request, parse(CompletionFields, await bodies.read(request)))
 
     return router
@@ -42,5 +49,8 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 OPENAI = Protocol(
     _routes,
     paths=("/v1/chat/completions", "/v1/completions"),
-    bodies={"/v1/chat/completions": Body(ChatFields, CHAT), "/v1/completions": Body(CompletionFields, TEXT)},
+    bodies={
+        "/v1/chat/completions": Body(ChatFields, {**_QUESTION, "max_tokens": 64}, CHAT),
+        "/v1/completions": Body(CompletionFields, {"prompt": "Once upon a time", "max_tokens": 64}, TEXT),
+    },
 )

@@ -5,34 +5,18 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from hydrainfer.server.http import (
-    EXTENSIONS,
-    SAMPLING,
-    Bodies,
-    Body,
-    KnownFields,
-    Protocol,
-    names,
-    object_schema,
-    refusals,
-)
+from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, names, refusals
 from hydrainfer.server.openai import Answers
 from hydrainfer.server.protocols.reading import answer_chat, mapping
 from hydrainfer.server.protocols.responses_chat import chat_of
+from hydrainfer.server.protocols.responses_fields import ResponseFields
 from hydrainfer.server.protocols.responses_turn import ResponseTurn
 from hydrainfer.server.protocols.turn import shape_of
 
 _PATH = "/v1/responses"
-_SCHEMA = object_schema(
-    "input",
-    "model: string, input: any, instructions: string, max_output_tokens: integer, tools: array, tool_choice: any, "
-    f"parallel_tool_calls: boolean, text: object, {SAMPLING}",
-)
+_EXAMPLE = {"input": "What is 3 + 4?", "max_output_tokens": 64}
 _KNOWN = KnownFields(
-    honoured=names(
-        "model input instructions max_output_tokens tools tool_choice parallel_tool_calls text stream "
-        "temperature top_p top_k stop presence_penalty frequency_penalty reasoning include truncation"
-    ).union(EXTENSIONS),
+    honoured=ResponseFields.honoured(),
     refused={
         **refusals("previous_response_id conversation", "nothing is stored; send the whole conversation as input"),
         **refusals("background max_tool_calls context_management moderation access_programs image"),
@@ -51,6 +35,7 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.post(_PATH, summary="OpenAI's Responses: answer a chat")
     async def respond(request: Request) -> Response:
+        """Answers a question or a conversation, whole or as OpenAI's response events. Nothing is stored."""
         body = mapping(await bodies.read(request), "the body")
         chat = chat_of(body)
         if chat.get("reasoning_effort") not in (None, "none"):
@@ -60,4 +45,4 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
     return router
 
 
-RESPONSES = Protocol(_routes, paths=(_PATH,), bodies={_PATH: Body(_SCHEMA, _KNOWN)})
+RESPONSES = Protocol(_routes, paths=(_PATH,), bodies={_PATH: Body(ResponseFields, _EXAMPLE, _KNOWN)})

@@ -11,14 +11,14 @@ from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, json_res
 from hydrainfer.server.openai import Answers, DetokenizeFields, TokenizeFields, parse
 
 _TOKENIZE = KnownFields(
-    names("model prompt messages tools mm_processor_kwargs chat_template_kwargs add_special_tokens return_token_strs"),
+    TokenizeFields.honoured(),
     {
         **refusals("add_generation_prompt", "the prompt always ends where the answer begins", (True,)),
         **refusals("continue_final_message chat_template media_io_kwargs"),
     },
     names("priority request_id"),
 )
-_DETOKENIZE = KnownFields(names("model tokens"), {}, names("request_id"))
+_DETOKENIZE = KnownFields(DetokenizeFields.honoured(), {}, names("request_id"))
 
 
 def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
@@ -28,6 +28,7 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.post("/tokenize", summary="Text or a chat to token ids")
     async def tokenize(request: Request) -> Response:
+        """The token ids of a text, or of the prompt that a chat becomes."""
         fields = parse(TokenizeFields, await bodies.read(request))
         answers.check_model(fields.model)
         if (fields.prompt is None) == (fields.messages is None):
@@ -46,6 +47,7 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 
     @router.post("/detokenize", summary="Token ids to text")
     async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
         fields = parse(DetokenizeFields, await bodies.read(request))
         answers.check_model(fields.model)
         return json_response({"prompt": await intake.run(lambda: processor.decode(fields.tokens))})
@@ -56,5 +58,8 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
 TOKENS = Protocol(
     _routes,
     brief=("/tokenize", "/detokenize"),
-    bodies={"/tokenize": Body(TokenizeFields, _TOKENIZE), "/detokenize": Body(DetokenizeFields, _DETOKENIZE)},
+    bodies={
+        "/tokenize": Body(TokenizeFields, {"prompt": "Once upon a time"}, _TOKENIZE),
+        "/detokenize": Body(DetokenizeFields, {"tokens": [300, 301, 302]}, _DETOKENIZE),
+    },
 )
