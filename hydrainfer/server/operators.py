@@ -16,17 +16,19 @@ from hydrainfer.server.live import Sessions
 
 _log = logging.getLogger("hydrainfer.server.operators")
 _ANSWER_S = 10.0  # for instances to answer
+_UNSUPPORTED = Query(description="vLLM's; only false is supported.", examples=[False])
+_RESET = "Needs the key of an operator. Blocks in use stay, and so does a shared store. The answer counts the blocks."
 
 
 def operator_routes(tenants: Tenants, sessions: Sessions) -> APIRouter:
     """The routes that need the key of an operator."""
     router = APIRouter()
 
-    @router.post("/reset_prefix_cache", summary="Forget all KV and embeddings that could be reused")
+    @router.post("/reset_prefix_cache", summary="Forget all KV and embeddings that could be reused", description=_RESET)
     async def reset(
         request: Request,
-        reset_running_requests: Annotated[bool, Query()] = False,
-        reset_external: Annotated[bool, Query()] = False,
+        reset_running_requests: Annotated[bool, _UNSUPPORTED] = False,
+        reset_external: Annotated[bool, _UNSUPPORTED] = False,
     ) -> Response:
         tenants.check_admin(authorization_of(request))
         if reset_running_requests:

@@ -96,7 +96,7 @@ def test_every_operation_says_what_it_does_and_which_errors_it_has(described):
             assert operation["summary"] and operation["description"].endswith("."), path
             for parameter in operation.get("parameters", ()):
                 assert parameter["description"].endswith(".") and parameter["schema"]["examples"], path
-            if method == "post":
+            if method == "post" and path != "/reset_prefix_cache":
                 assert operation["requestBody"]["content"]["application/json"]["example"] == BODIES[path].example
                 assert {"400", "401", "404", "413", "415", "429"} <= operation["responses"].keys(), path
             assert all(answer["description"].endswith(".") for answer in operation["responses"].values())
