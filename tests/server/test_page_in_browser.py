@@ -73,8 +73,9 @@ def test_several_pictures_and_turns(start, visit, width, scheme):
     assert len(server.engine.submitted[-1].media) == 3
     said = server.prompt()
     assert said.index("What is this?") < said.index("bold") < said.index("And this?")
-    page.locator("#ttft .dot").first.wait_for(state="attached")
-    assert page.title() == "HydraInfer" and "2 requests" in page.inner_text("#ttft-now")
+    page.locator("#ttft .dot").nth(1).wait_for(state="attached")
+    page.locator("#ttft-now", has_text="2 requests").wait_for()
+    assert page.title() == "HydraInfer"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("#settings").evaluate("details => { details.open = true }")
     page.click("#clear")
