@@ -70,8 +70,8 @@ def answer(
     result = _searched(asked, n_processes, exhaustive, on_progress)
     study = result.study
     n_devices = result.n_devices
-    on_progress("explain", 0, 1)
-    rows = [_priced(row, asked, n_devices) for row in rows_of(study, result.findings, n_processes=n_processes)]
+    found = rows_of(study, result.findings, n_processes=n_processes, on_progress=on_progress)
+    rows = [_priced(row, asked, n_devices) for row in found]
     rate = q.rate or rate_for_ratios(rows)
     best_ratios: tuple[Ratio, ...] = ()
     cells: tuple[Cell, ...] = ()

@@ -114,7 +114,7 @@ def _best(asked: ProfileSetup, console: Console, only: Sequence[str]) -> str:
         raise ConfigError(f"no layout carries anything of {plan.workload['dataset']} within {plan.slo}", param="slo")
     console.print(
         f"planned {best.layout}, of {len(plan.layouts)} layouts: {best.goodput:.3g} requests/s of "
-        f"{plan.workload['dataset']} within {plan.slo}; it carries no more because of {best.limited_by}",
+        f"{plan.workload['dataset']} within {plan.slo}; why it carries no more: {best.why}",
         soft_wrap=True,
         markup=False,
     )

@@ -17,7 +17,7 @@ _SAYS = {
     "screen": "bounds and short simulations of every layout",
     "measure": "long simulations of layouts that may be best",
     "simulate": "simulations at the given rate",
-    "explain": "what would change if one thing were free",
+    "explain": "why each layout carries no more",
     "grid": "the best layouts for other limits",
 }
 """What the phases are, in words."""

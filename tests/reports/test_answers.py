@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hydrainfer.planner.search import Row
 from hydrainfer.reports.plan.tables import answer, carried, conclusions, interval, others, ranked
-from tests.reports.plans import EPD, LIMIT, SPLIT, below, failed, plan, row, whole
+from tests.reports.plans import EPD, LIMIT, SPLIT, WHY, below, failed, plan, row, whole
 
 pytestmark = pytest.mark.unit
 
@@ -21,7 +21,7 @@ def test_splitting_wins_beyond_the_intervals():
     text = said(SPLIT, EPD)
     assert text.startswith("1E7PD carries most within the SLO: 90 requests/s (95 %: 88 to 95), 80 % more than 8EPD")
     assert "beyond both intervals" in text and "Do not split" not in text
-    assert f"What limits 1E7PD is {LIMIT}." in text
+    assert f"Why 1E7PD carries no more: {WHY}." in text
 
 
 def test_the_runner_up_is_named_and_judged():
@@ -53,7 +53,9 @@ def test_do_not_split_where_epd_only_is_best():
 def test_do_not_split_where_epd_only_is_within_the_interval(goodput, low):
     text = said(row("1E7PD", "E+PD", goodput, low, 60.0), EPD)
     assert (
-        text.startswith("Do not split") and "8EPD carries 50 without splitting" in text and "What limits 8EPD" in text
+        text.startswith("Do not split")
+        and "8EPD carries 50 without splitting" in text
+        and "Why 8EPD carries no more" in text
     )
 
 

@@ -267,7 +267,7 @@ def _most(plan: LayoutPlan, best: Row) -> Iterator[str]:
     second = next((row for row in _measured(plan) if row not in (best, epd)), None)
     if second is not None and best is not epd:
         yield f"Next comes {second.layout}: {_carries(second)}; {_judged(best, second)}."
-    yield f"What limits {best.layout} is {best.limited_by}."
+    yield f"Why {best.layout} carries no more: {best.why or best.limited_by}."
 
 
 def _judged(best: Row, other: Row) -> str:
