@@ -103,6 +103,7 @@ def answer(
         model_error=inputs.model_error,
         unlike=bool(asked.devices.unlike),
         price=asked.prices.per_hour(n_devices),
+        prices=asked.prices.terms(n_devices),
         watts=asked.prices.watts(n_devices),
         took_s=time.perf_counter() - begin_s,
         command=command,

@@ -113,14 +113,18 @@ def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log
     """Show and write the plan; exit with `NOTHING` if no layout carries anything."""
     from hydrainfer.profiling.answer import winners_file
     from hydrainfer.reports.plan import conclusions, ranked, write_plan
-    from hydrainfer.workload.output import say_next
+    from hydrainfer.workload.output import next_line, say_next
 
     console = _show(ranked(plan, q.top), conclusions(plan, q.top), q, log)
     if q.out is not None:
+        serving = None
+        if plan.best is not None and asked.servable:
+            serving = _serving(asked, q.out / "layout.yaml")
+            plan = msgspec.structs.replace(plan, launch=next_line(*serving))
         paths = write_plan(plan, winners_file(plan, study, asked), q.out)
         console.print(f"wrote {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
-        if plan.best is not None and asked.servable:
-            say_next(console, *_serving(asked, q.out / "layout.yaml"))
+        if serving is not None:
+            say_next(console, *serving)
     elif not q.json:
         console.print("[dim]for the layout's file and a page with figures, run the same with --out DIR[/dim]")
     if q.json:

@@ -90,6 +90,14 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p90: tuple[float, float]
 
 
+class DevicePrice(msgspec.Struct, frozen=True, kw_only=True):
+    """`n` devices of one kind, and the price of one for an hour."""
+
+    device: str
+    n: int
+    per_hour: float
+
+
 class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The ranking of all layouts and the question behind it. `objective`: "goodput", "devices" (then `devices` is the
     smallest number that carries `rate`), "ttft" or "tpot" (lowest p90 at `rate`). `layouts`: best first.
@@ -98,8 +106,9 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     utilization of each role of the first layout at its goodput. `grid`, `live`: if asked for. `model_error`: in nine of
     ten cases, the measured goodput of a deployment is within a factor of 1 + `model_error` of the planned one; None if
     not known. `notes`: caveats. `ratios`: of the methods with two roles, all at one rate. `unlike`: `device` names
-    several kinds and the number of each. `price`: of all devices for an hour; `watts`: of all devices; None if not
-    known. `store`, `host_cache_gib`: the other tiers, as `serve` takes them; `tiers`: what they contribute to the
+    several kinds and the number of each. `price`: of all devices for an hour, `prices`: of each kind; `watts`: of all
+    devices; None if not known. `command`: made the plan; `launch`: serves the layout to deploy, "" if it was not
+    written. `store`, `host_cache_gib`: the other tiers, as `serve` takes them; `tiers`: what they contribute to the
     layout to deploy, at its goodput."""
 
     model: str
@@ -125,12 +134,14 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     model_error: float | None = None
     unlike: bool = False
     price: float | None = None
+    prices: tuple[DevicePrice, ...] = ()
     watts: float | None = None
     store: str | None = None
     host_cache_gib: float = 0.0
     tiers: tuple[TierGain, ...] = ()
     took_s: float = 0.0
     command: str = ""
+    launch: str = ""
     version: str = ""
     date: str = ""
 
@@ -193,12 +204,15 @@ def rows_of(
 
 
 def _failed_run(f: Finding) -> tuple[float, int]:
-    """The lowest rate that was not carried, and the number of the last run there, which decided; the bound if none
-    failed."""
-    failed = f.failed_attempt
-    if failed is None:
-        return f.bound, 0
-    return failed.rate, sum(a.rate == failed.rate for a in f.attempts) - 1
+    """The rate that certainly is not carried, else the lowest above the goodput, and the number of the last run there,
+    which decided; the bound if no such rate ran."""
+    tried = [a.rate for a in f.attempts]
+    rate = f.bound
+    if f.goodput_high in tried:
+        rate = f.goodput_high
+    elif f.failed_attempt is not None:
+        rate = f.failed_attempt.rate
+    return rate, max(0, tried.count(rate) - 1)
 
 
 def _row(f: Finding, why: Reason | None, bounds: Bounds) -> Row:

@@ -112,11 +112,11 @@ def _few_missed(e: Evidence) -> Reason:
     elif full := [(u, lane) for u in e.use for lane in Lane if _is_filled(u, lane)]:
         kind = "near"
         u, lane = max(full, key=lambda one: one[0].least(one[1]))
-        words = f"{' and '.join(stages) or u.role} is nearly full: at {_rate(e)} {_lanes([u], [lane])}"
+        words = f"{' and '.join(stages) or u.role}: at {_rate(e)} {_lanes([u], [lane])}"
         details = f"{share}, but runs this short cannot tell whether a queue grows; more --requests would"
     elif e.link >= FULL:
         kind = "near"
-        words = f"a link is nearly full: at {_rate(e)} its busiest end copies {_percent(e.link)} of the time"
+        words = f"a link: at {_rate(e)} its busiest end copies {_percent(e.link)} of the time"
         details = f"{share}, but runs this short cannot tell whether a queue grows; more --requests would"
     else:
         kind = "open"

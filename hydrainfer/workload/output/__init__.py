@@ -3,7 +3,7 @@
 Called by `benching` and `profiling`. Never measures and never judges.
 """
 
-from hydrainfer.workload.output.following import say_next
+from hydrainfer.workload.output.following import next_line, say_next
 from hydrainfer.workload.output.progress import Shown
 
-__all__ = ["Shown", "say_next"]
+__all__ = ["Shown", "next_line", "say_next"]

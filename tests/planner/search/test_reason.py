@@ -171,9 +171,7 @@ def test_a_queue_grows_while_all_meet_the_slo():
 def test_a_lane_is_nearly_full_and_the_run_too_short():
     found = explained(figures(roles=(E, P, use("D", language=0.95, language_least=0.85))))
     assert found.kind == "near"
-    assert found.words == (
-        "decode is nearly full: at 24/s the language lane of D works 95 % of the time (least possible: 85 %)"
-    )
+    assert found.words == ("decode: at 24/s the language lane of D works 95 % of the time (least possible: 85 %)")
     assert found.details.startswith("5 % of the 400 requests of a run miss the SLO")
 
 
