@@ -27,13 +27,13 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
         here = msgspec.structs.replace(here, model=model, threads=config.threads or n_threads)
         name = name_of(model_folder(here))
         console.print(f"measuring {name} on this machine, for at most {minutes:g} min", markup=False)
-        from hydrainfer.assemble.sizes import with_dtype
-        from hydrainfer.costing.measure import measure_model  # imports torch, which takes seconds
+        with shown(console, "loading the model") as on_progress:  # the first time, kernels are compiled
+            from hydrainfer.assemble.sizes import with_dtype
+            from hydrainfer.costing.measure import measure_model  # imports torch, which takes seconds
 
-        measured = with_dtype(here)
-        journal = cache_folder() / "measured" / f"{name}-{_key(measured)}.jsonl"
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        with shown(console, "loading the model") as on_progress:
+            measured = with_dtype(here)
+            journal = cache_folder() / "measured" / f"{name}-{_key(measured)}.jsonl"
+            journal.parent.mkdir(parents=True, exist_ok=True)
             file = measure_model(
                 model,
                 minutes=minutes,
