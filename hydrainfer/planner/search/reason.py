@@ -44,6 +44,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
     - "alone": the SLO is missed without any load
     - "lane", "memory", "places", "link", "server": what is short
+    - "gate": pictures and what is in prefill take turns
     - "shared": a lane is busy, but mostly with small batches of decode
     - "steps": decode steps are too long; "slow": batches of encode or prefill are
     - "bursts": nothing is short on average
@@ -168,7 +169,7 @@ def _waited(e: Evidence) -> Reason:
         return Reason(kind="server", stage="", words=words, details=_missed(e), evidence=e)
     kind, words = _short_of(e, stage)
     details = f"{_missed(e)}, mostly {_WAITS[e.interval]} (mean {_ms(spent.mean_s)}, p90 {_ms(spent.p90_s)})"
-    if kind == "bursts":
+    if kind in ("bursts", "growth"):
         details += f"; {_idle(e, stage)}"
     return Reason(kind=kind, stage=stage.value, words=words, details=details, evidence=e)
 
@@ -183,6 +184,8 @@ def _short_of(e: Evidence, stage: Stage) -> tuple[str, str]:
     busy = f"{stage.value} is busy: at {_rate(e)} {_lanes(roles, [lane])}"
     if any(_is_filled(u, lane) for u in roles):
         return "lane", busy
+    if stage is Stage.ENCODE and (gated := _gated(e, roles)):
+        return "gate", gated
     if e.interval.endswith("_migration") and e.link >= FULL:
         return "link", f"a link is busy: at {_rate(e)} its busiest end copies {_percent(e.link)} of the time"
     if (filled := _filled(e, roles)) is not None:
@@ -196,8 +199,23 @@ def _short_of(e: Evidence, stage: Stage) -> tuple[str, str]:
         kind, words = filled
         return kind, f"{words}, and {stage.value} waits for that"
     waiting = f"on average {e.rate * e.intervals[e.interval].mean_s:.2g} requests are {_WAITS[e.interval]}"
-    p90 = _ms(e.intervals[e.interval].p90_s)
+    spent = e.intervals[e.interval]
+    if e.growth > 1.0:
+        grows = f"{_WAITS[e.interval]} takes {_ms(spent.first_s)} in the first quarter of a run, {_ms(spent.last_s)} in"
+        return "growth", f"{stage.value}: at {_rate(e)} a queue grows: {grows} the last"
+    p90 = _ms(spent.p90_s)
     return "bursts", f"bursts: at {_rate(e)} {waiting}, but 10 % wait over {p90}"
+
+
+def _gated(e: Evidence, roles: Sequence[RoleUse]) -> str:
+    """The words if the vision lane works nearly all the time that the encode gate lets it; "" if it does not."""
+    u = max(roles, key=lambda one: one.gated)
+    if (u.vision or 0.0) + u.gated < FULL or not u.gated:
+        return ""
+    return (
+        f"encode waits for prefill: at {_rate(e)} the vision lane of {u.role} works {_percent(u.vision or 0.0)} of the "
+        f"time, and for {_percent(u.gated)} pictures wait until nothing is in prefill (encode gate)"
+    )
 
 
 def _filled(e: Evidence, roles: Sequence[RoleUse]) -> tuple[str, str] | None:
@@ -224,7 +242,7 @@ def _idle(e: Evidence, stage: Stage) -> str:
         parts.append(f"the fullest cache, {name} of {role}, {_percent(share)}")
     if e.link > 0.005:
         parts.append(f"the busiest link copies {_percent(e.link)} of the time")
-    return f"nothing is short on average: {', '.join(parts)}"
+    return f"nothing is full: {', '.join(parts)}"
 
 
 def _missed(e: Evidence) -> str:

@@ -32,7 +32,8 @@ class RoleUse(msgspec.Struct, frozen=True, kw_only=True):
     by name, and the bytes of the weights that each instance holds. `vision_least`, `language_least`: the shares of time
     that the least possible work takes (`Bounds`): a lane that decodes looks busy long before it is full. `running`:
     requests that an instance encodes, prefills or decodes at once, on average; `decoding`: those that it decodes;
-    `places`: the most that its budget allows."""
+    `places`: the most that its budget allows. `gated`: the share of time in which the vision lane is idle while
+    pictures wait until nothing is in prefill (`Policy.encode_gate`)."""
 
     role: str
     n: int
@@ -45,6 +46,7 @@ class RoleUse(msgspec.Struct, frozen=True, kw_only=True):
     places: int = 0
     vision_least: float = 0.0
     language_least: float = 0.0
+    gated: float = 0.0
 
     def least(self, lane: Lane) -> float:
         """The share of time that the least possible work of this lane takes."""
@@ -68,6 +70,7 @@ class UseSamples:
         self._roles = {m.name: str(role) for m, role in zip(study.instances(layout), layout.instances)}
         self._lanes = defaultdict[tuple[str, Lane], list[bool]](list)
         self._leased = defaultdict[tuple[str, str], list[float]](list)
+        self._gated = defaultdict[str, list[bool]](list)
         self._running = defaultdict[str, list[int]](list)
         self._decoding = defaultdict[str, list[int]](list)
 
@@ -87,6 +90,8 @@ class UseSamples:
                 self._lanes[role, lane].append(node.engine.lanes.busy(lane))
             for name, (n, held, _) in node.caches.usage().items():
                 self._leased[role, name].append(held / n if n else 0.0)
+            idle = not node.engine.lanes.busy(Lane.VISION)
+            self._gated[role].append(idle and scheduler.gate.holds_back(simulator.now))
             self._running[role].append(scheduler.n_running)
             self._decoding[role].append(len(scheduler.decoding))
 
@@ -105,6 +110,7 @@ class UseSamples:
                 running=fmean(self._running[role] or [0]),
                 decoding=fmean(self._decoding[role] or [0]),
                 places=budgets[role].running,
+                gated=fmean(self._gated[role] or [False]),
                 vision_least=least[role][0],
                 language_least=least[role][1],
             )

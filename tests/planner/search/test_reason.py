@@ -78,7 +78,7 @@ def test_a_lane_that_is_half_idle_is_no_reason():
     assert found.words == (
         "bursts: at 24/s on average 9.6 requests are waiting for prefill, but 10 % wait over 800 ms"
     ), "24/s times 400 ms"
-    assert "nothing is short on average: the language lane of P works 41 % of the time" in found.details
+    assert "nothing is full: the language lane of P works 41 % of the time" in found.details
     assert "the fullest cache, kv of P, 20 %" in found.details
 
 
@@ -101,6 +101,23 @@ def test_a_lane_that_small_batches_of_decode_fill_is_shared_and_not_full():
         "prefill shares a lane with decode: at 24/s the language lane of PD works 100 % of the time (least possible: "
         "30 %)"
     )
+
+
+def test_pictures_take_turns_with_prefill():
+    found = explained(figures("encode_queue", roles=(use("EPD", vision=0.64, language=1.0, gated=0.35),)))
+    assert (found.kind, found.stage) == ("gate", "encode")
+    assert found.words == (
+        "encode waits for prefill: at 24/s the vision lane of EPD works 64 % of the time, and for 35 % pictures wait "
+        "until nothing is in prefill (encode gate)"
+    )
+    idle = explained(figures("encode_queue", roles=(use("EPD", vision=0.5, language=1.0, gated=0.2),)))
+    assert idle.kind == "bursts"
+
+
+def test_a_queue_that_grows_is_no_burst():
+    found = explained(figures("encode_queue", growth=1.2))
+    assert found.kind == "growth" and "nothing is full" in found.details
+    assert found.words.startswith("encode: at 24/s a queue grows: waiting for an encoder takes")
 
 
 def test_the_memory_for_kv_is_full():
