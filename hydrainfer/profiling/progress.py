@@ -51,14 +51,17 @@ class _Lines:
         self._begun_s = time.monotonic()
         self._phase = ""
         self._count = ""
+        self._is_over = False
         self._ticker = Ticker(self._say, EVERY_S)
         self.told(first, 0, 0)
 
     def told(self, phase: str, done: int, total: int) -> None:
         with self._ticker.lock:
             new = phase != self._phase and (phase in _SAYS or not self._phase)
-            ended = bool(total) and done >= total
+            is_over = bool(total) and done >= total
+            ended = is_over and (phase in _SAYS or not self._is_over)
             self._phase = phase
+            self._is_over = is_over
             self._count = f": {done} of {total}" if total else ""
             if new or ended or self._ticker.due:
                 self._say()

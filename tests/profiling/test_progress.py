@@ -48,6 +48,7 @@ def test_a_hundred_batches_are_not_a_hundred_lines(monkeypatch):
     def work(on_progress):
         for done in range(101):
             on_progress(f"decode {done} × 64", done, 100)
+        on_progress("decode 2 × 64", 100, 100)
 
     lines = lines_of(work, monkeypatch, 10.0)
     assert len(lines) == 2 and lines[-1].startswith("decode 100 × 64: 100 of 100")
