@@ -40,7 +40,8 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
         _check_planning_options(config, explicit)
         return loaded
     n_devices = _n_devices(config, autos, explicit)
-    asked = prepare(_question(config, n_devices), measurer(config, None, console))
+    with shown(console) as on_progress:
+        asked = prepare(_question(config, n_devices), measurer(config, None, console, on_progress))
     if unplanned := ", ".join(f"--{_flag(name)}" for name in _UNPLANNED if name in explicit):
         console.print(f"the plan counts with the defaults of {unplanned}", markup=False, soft_wrap=True)
     text = _layout(config, autos, asked, console)

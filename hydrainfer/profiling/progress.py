@@ -13,6 +13,8 @@ from hydrainfer.workload.output import EVERY_S, Ticker
 
 OnProgress = Callable[[str, int, int], None]
 _SAYS = {
+    "start": "starting",
+    "load": "loading the model; the first time, kernels are compiled",
     "prepare": "reading what each step takes, and drawing requests of the workload",
     "screen": "bounds and short simulations of every layout",
     "measure": "long simulations of layouts that may be best",
