@@ -8,16 +8,18 @@ ARGS ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo serve test test-full test-real test-clients torchvision check format setup bench-peers fuzz soak gpu-session clean
+.PHONY: demo serve test test-full test-real test-clients test-browser torchvision check format setup bench-peers fuzz soak gpu-session clean
 
 setup: $(STAMP)
 
-# torch first: without it, other packages would pull gigabytes of CUDA builds
+# torch first: without it, other packages would pull gigabytes of CUDA builds. --no-compile: Python compiles a module when
+# it is first imported, and most never are.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing about a hundred packages into $(VENV), which takes one to four minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch setuptools
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(INSTALL) torch setuptools
+	$(INSTALL) --no-build-isolation --editable '.[dev]'
 	touch $@
 
 demo: $(STAMP)
@@ -28,7 +30,7 @@ serve: $(STAMP)
 	$(BIN)/hydrainfer serve $(MODEL) $(ARGS)
 
 # many processes at once: whoever waits shall leave the core
-test test-full test-real test-clients: export OMP_WAIT_POLICY ?= PASSIVE
+test test-full test-real test-clients test-browser: export OMP_WAIT_POLICY ?= PASSIVE
 
 # Rooms whose tests compute, in processes that each run whole files: one alone leaves a core idle half of the time.
 # The others start processes, wait, or look at clocks, so they have the machine to themselves.
@@ -69,6 +71,12 @@ torchvision: $(STAMP)
 # Clients that people use, each in an environment of its own.
 test-clients: $(STAMP)
 	$(BIN)/python -m tests.clients $(ARGS)
+
+# Pages in a headless Chromium, which comes from the system
+test-browser: $(STAMP)
+	$(INSTALL) playwright==1.65.2
+	npm install --silent --prefix .cache/axe axe-core@4.10.3
+	$(BIN)/python -m pytest -m "not gpu" -rs tests/server/test_page_in_browser.py tests/reports/test_page.py $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -216,11 +216,15 @@ def doctor(
 
     if model is not None:
         raise typer.Exit(0 if report(examine_model(model), say) else 1)
-    what = "kernels are compiled the first time, servers take a minute"
-    if not as_json and not console.is_terminal:
-        console.print(what)
-    with nullcontext() if as_json else console.status(what):
-        works = report(examine(port, serve, stores), say)
+    status = console.status("looking at this machine")
+
+    def begins(what: str) -> None:
+        status.update(what)
+        if not as_json and not console.is_terminal:
+            console.print(f"...  {what}", soft_wrap=True)
+
+    with nullcontext() if as_json else status:
+        works = report(examine(port, serve, stores, begins), say)
     if not as_json:
         console.print(
             "\nready: [bold]hydrainfer serve[/bold]" if works else "\nwhat is marked bad keeps it from serving"

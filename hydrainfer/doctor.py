@@ -49,9 +49,12 @@ class CheckResult(NamedTuple):
     says: str
 
 
-def examine(port: int, serve: bool, stores: Sequence[str] = ()) -> Iterator[CheckResult]:
+def examine(
+    port: int, serve: bool, stores: Sequence[str] = (), begins: Callable[[str], None] = lambda _: None
+) -> Iterator[CheckResult]:
     """The results of all checks, one after the other. `serve`: also start servers, which takes about a minute.
-    `stores`: the shared stores that servers are to use, if any."""
+    `stores`: the shared stores that servers are to use, if any. `begins` is called before what takes long, with what it
+    is."""
     yield CheckResult("hydrainfer", "ok", __version__)
     yield CheckResult("packages", "ok", ", ".join(f"{name} {v}" for name, v in machine.versions(_PACKAGES).items()))
     yield _machine()
@@ -59,6 +62,7 @@ def examine(port: int, serve: bool, stores: Sequence[str] = ()) -> Iterator[Chec
     yield _numa()
     yield _open_files()
     yield from _devices()
+    begins("measuring CPU kernels; the first time they are compiled, for up to a minute")
     yield _kernels("CPU kernels", "cpu", "float32")
     yield _resizing()
     yield _port(port)
@@ -67,8 +71,10 @@ def examine(port: int, serve: bool, stores: Sequence[str] = ()) -> Iterator[Chec
     for store in stores:
         yield from _store(store)
     if serve:
+        begins("starting a server in this process, and asking it about a picture: some seconds")
         yield _tried("server", {}, "one EPD instance in this process")
         ray = {"layout": "1E1PD", "launcher": "ray", "start_timeout_s": 180.0, "log_level": "error"}
+        begins("starting Ray and two instances, and asking them: up to a minute")
         yield _tried("Ray", ray, "1E1PD as Ray actors, with a picture's embeddings moved between them")
 
 

@@ -120,6 +120,9 @@ def test_a_server_that_does_not_start_is_a_finding():
 def test_in_words_and_the_version():
     said = CliRunner().invoke(app, ["doctor", "--no-serve", "--port", "0"])
     assert said.exit_code == 0 and "hydrainfer serve" in said.output and "shared memory" in said.output
+    lines = said.output.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("...  measuring CPU kernels"))
+    assert "CPU kernels: " in lines[at + 1], "what takes long is said before it begins"
     assert CliRunner().invoke(app, ["--version"]).output.split() == ["hydrainfer", __version__]
 
 
@@ -222,7 +225,11 @@ def test_a_server_as_a_store(limit, options, full, state, end):
 
 
 def test_the_store_comes_from_flag_variable_file_or_layout(tmp_path, monkeypatch):
-    monkeypatch.setattr("hydrainfer.doctor.examine", lambda port, serve, stores: asked.append(list(stores)) or iter(()))
+    def examine(port, serve, stores, begins):
+        asked.append(list(stores))
+        return iter(())
+
+    monkeypatch.setattr("hydrainfer.doctor.examine", examine)
     monkeypatch.delenv("HYDRAINFER_STORE", raising=False)
     (tmp_path / "layout.yaml").write_text("instances: [{role: EP}, {role: D, store: 'dir:/own'}]")
     (tmp_path / "serve.yaml").write_text(f"store: dir:/file\nlayout: {tmp_path}/layout.yaml\n")

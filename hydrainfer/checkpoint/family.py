@@ -69,7 +69,8 @@ class Family(NamedTuple):
     picture and, if these are others, around each video. `frame`: the text that `mark`, which is all that the chat
     template writes for a picture, becomes in a prompt; "" if the template writes the whole text itself.
     `framed_videos`: a video's frames are pictures in the prompt, with the placeholders of pictures. `video_mark`: None
-    if config.json names a token for videos. `sees_whole(hf)`: see `ModelConfig`; None if nowhere. `dtype`: the default
+    if config.json names a token for videos. `blanked`: the fields of config.json that name tokens of
+    `ModelConfig.blanked`. `sees_whole(hf)`: see `ModelConfig`; None if nowhere. `dtype`: the default
     if config.json names none; `overflows`: float16 does not hold the numbers of published models. `variants`: other
     families of this architecture, by the `model_type` of their vision tower. `fields`: what values fields of
     config.json may have, besides those that `files.read_json` checks for all families. `n_template` and `n_around` are
@@ -89,6 +90,7 @@ class Family(NamedTuple):
     mark: str = "{start}"
     framed_videos: bool = False
     video_mark: VideoMark | None = None
+    blanked: tuple[str, ...] = ()
     sees_whole: Callable[[Any], Sight] | None = None
     variants: Mapping[str, Family] = {}
     dtype: str = "float16"

@@ -77,7 +77,8 @@ class VisionConfig(Protocol):
 class ModelConfig:
     """The description of a model for this engine. `vision` is the family's own `VisionConfig`, None for text-only
     models. `media_tokens`: ids of the placeholders of pictures and, if config.json names it, videos; `around`: ids of
-    the tokens before and after each. `sees_whole`: where tokens of a picture see each other in both directions; if
+    the tokens before and after each. `blanked`: ids that are embedded as `TextConfig.pad`, wherever they come from:
+    a model may also say them. `sees_whole`: where tokens of a picture see each other in both directions; if
     anywhere, all of them are computed at once. `dtype` is that of the saved weights, or of what those in FP8 were made
     from: `fp8` describes these, None if the checkpoint has none. `variant`: see `Family.variants`; "" for the family
     itself."""
@@ -88,6 +89,7 @@ class ModelConfig:
     media_tokens: tuple[int, ...]
     dtype: str
     around: tuple[int, ...] = ()
+    blanked: tuple[int, ...] = ()
     sees_whole: Sight = ""
     fp8: Fp8 | None = None
     variant: str = ""

@@ -211,7 +211,7 @@ FIELDS = {
     "top_k_experts": maybe(SIZE),
     "position_embedding_size": SIZE,
     "pooling_kernel_size": whole(1, 64),
-    **dict.fromkeys(("boi_token_id", "eoi_token_id"), maybe(TOKEN)),
+    **dict.fromkeys(("boi_token_id", "eoi_token_id", "audio_token_id"), maybe(TOKEN)),
 }
 FAMILIES = {
     "Gemma4ForCausalLM": text_only(DECODER, names=TEXT._replace(text=_EXPERTS), dtype="bfloat16")._replace(
@@ -225,6 +225,7 @@ FAMILIES = {
         pictures="hydrainfer.processor.pictures.budget:budget_images",
         videos="hydrainfer.processor.pictures.budget:budget_videos",
         around=("boi_token_id", "eoi_token_id"),
+        blanked=("image_token_id", "video_token_id", "audio_token_id"),
         mark="{picture}",
         frame="{start}{picture}{end}",
         sees_whole=_sees_whole,

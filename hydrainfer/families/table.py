@@ -171,6 +171,7 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
         media_tokens=tuple(getattr(hf, field) for field in media),
         dtype=str(dtype).removeprefix("torch."),
         around=tuple(getattr(hf, field) for field in family.around),
+        blanked=tuple(token for field in family.blanked if (token := getattr(hf, field)) is not None),
         sees_whole=family.sees_whole(hf) if family.sees_whole is not None else "",
         fp8=fp8_of(getattr(hf, "quantization_config", None) or getattr(text, "quantization_config", None), path),
         variant=variant,

@@ -37,6 +37,7 @@ class Model:
         tower_ops = packing(ops) if pause is None else pausing(packing(ops), pause)
         self.vision: VisionTower | None = tower_of(config)(config, tower_ops, dtype, device) if sees else None
         self.language = Decoder(config.text, stepping(ops), dtype, device) if speaks else None
+        self._blanked = torch.tensor(config.blanked, device=device) if config.blanked else None
         self.mtp: MtpLayer | None = None
         if self.language is not None and config.text.guesses:
             self.mtp = MtpLayer(self.language, stepping(ops), dtype, device)
@@ -77,6 +78,12 @@ class Model:
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
             return self.language.embed(ids)
+
+    def embedded_as(self, ids: Tensor) -> Tensor:
+        """The ids int64 [rows] whose embeddings stand for `ids`: padding for `ModelConfig.blanked`."""
+        if self._blanked is None:
+            return ids
+        return ids.masked_fill((ids[:, None] == self._blanked).any(1), self.config.text.pad)
 
     def forward(
         self,

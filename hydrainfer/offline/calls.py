@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -29,7 +30,7 @@ class CallReader(NamedTuple):
     how: ToolFormat
     vocabulary: Vocabulary
 
-    def held(self, sampling: SamplingParams) -> SamplingParams:
+    def constrained(self, sampling: SamplingParams) -> SamplingParams:
         """The sampling parameters, with a grammar if the answer has to call, or has a grammar already. Raises
         `InvalidRequest`."""
         if not self.tools.required and sampling.grammar is None:
@@ -40,16 +41,16 @@ class CallReader(NamedTuple):
         """The calls in a choice that has ended. They are read with the special tokens, one of which may begin them."""
         sampling = msgspec.structs.replace(prepared.sampling, skip_special_tokens=False)
         by_token = done.finish_reason == "stop" and not isinstance(done.stop_reason, str)
-        text = TextStream(self.vocabulary, sampling, continues=prepared.continues)
-        said = text.push(done.token_ids, ended_by_token=by_token, last=True).text
+        stream = TextStream(self.vocabulary, sampling, continues=prepared.continues)
+        text = stream.push(done.token_ids, ended_by_token=by_token, last=True).text
         reader = answer_stream(prepared.thinking, self.tools, self.how, forced=sampling.grammar is not None)
-        found: list[ToolCall] = []
-        for part in together(reader.push(said, last=True, cut=done.finish_reason != "stop")).calls:
+        calls: list[ToolCall] = []
+        for part in together(reader.push(text, last=True, cut=done.finish_reason != "stop")).calls:
             if part.id is not None:
-                found.append(ToolCall(part.id, part.name or "", part.arguments))
+                calls.append(ToolCall(part.id, part.name or "", part.arguments))
             else:
-                found[-1] = ToolCall(found[-1].id, found[-1].name, found[-1].arguments + part.arguments)
-        return tuple(found)
+                calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + part.arguments)
+        return tuple(calls)
 
 
 def call_reader(model: ModelDescription, tools: Tools | None) -> CallReader | None:

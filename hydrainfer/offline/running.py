@@ -125,7 +125,8 @@ class RunningModel:
         reader = call_reader(intake.processor.model, options.tools)
 
         def carried(sampling: core.SamplingParams) -> core.SamplingParams:
-            return plain(sampling) if reader is None else reader.held(plain(sampling))
+            sampling = plain(sampling)
+            return sampling if reader is None else reader.constrained(sampling)
 
         def job(chat: Sequence[ChatMessage]) -> Job:
             return Job(lambda sampling, id: intake.chat(chat, carried(sampling), options=options, id=id), None, reader)

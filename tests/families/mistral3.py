@@ -127,7 +127,7 @@ SAMPLES = {
         CHATS,
         (*SEEING, "2E1P2D"),
         variants={"": {}, "two layers": {"seed": 5, "vision_feature_layer": [1, -1], "published": False}},
-        exact=True,  # its float32 is up to 7.3e-5 from that, ours 5.2e-5
+        exact=True,
         expanded=expanded,
         sizes=SIZES,
     ),

@@ -140,7 +140,7 @@ def test_a_piece_that_ends_a_call_and_goes_on(made, pieces):
     prepared = SimpleNamespace(id="a-1", thinking=None, sampling=SimpleNamespace(logprobs=None, grammar=None))
     stream = SimpleNamespace(prepared=prepared, n_cached=[0], prompt_logprobs=[])
     options = {"asked": {}, "tools": Tools((), {"add": {}}, False, True), "how": FORMATS["hermes"]}
-    turn = made(stream, SimpleNamespace(timings=False, include_usage=True), "tiny", 0, None, **options)
+    turn = made(stream, SimpleNamespace(timings=False, progress=False, include_usage=True), "tiny", 0, None, **options)
     sent = b""
     for text in pieces:
         sent += turn.events([Delta(0, text)], [9])

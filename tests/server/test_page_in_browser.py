@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-from tests.browser import chromium
+from hydrainfer.core import InstanceInfo, InstanceStats
+from hydrainfer.server import Tenants
+from tests.browser import chromium, violations
 from tests.processor.video.videos import make_video
 from tests.server.conftest import picture, wait_until
 
@@ -215,3 +217,42 @@ def test_videos_go_with_the_question(start, visit):
     kinds = [part["type"] for part in sent[0]["messages"][0]["content"]]
     assert kinds == ["image_url", "video_url", "text"]
     assert sent[0]["messages"][0]["content"][1]["video_url"]["url"].startswith("data:video/webm;base64,")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_everything_can_be_read_and_reached(start, browser, width, scheme):
+    """With instances at work, one that is silent and one that is dead, a key, a chat, troubles and the code."""
+    server = start(tenants=Tenants(["sesame"]))
+    blocks = {"kv": (64, 20, 9), "embed": (16, 4, 2)}
+    busy = InstanceStats("EPD", 3, 6, 1, 2, 3, blocks, 0, 0, 0, 9, 0.0, n_migrating=2, n_arriving=1, n_landed=4)
+    trouble = "it was killed, and did not come back: no memory"
+    server.engine.infos = [
+        InstanceInfo("EP0", "EP", "alive", pid=1, stats=busy),
+        InstanceInfo("D0", "D", "suspect", pid=2, stats=busy, heard_s=9.0),
+        InstanceInfo("D1", "D", "dead", pid=3, trouble=trouble),
+    ]
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce"
+    )
+    page = context.new_page()
+    page.goto(server.url + "/")
+    page.locator("#key").wait_for()
+    assert violations(page) == []
+    page.fill("#key-text", "sesame")
+    page.keyboard.press("Enter")
+    page.locator(".instance .on").first.wait_for()
+    page.set_input_files("#file", [file("a.png", picture()), file("notes.txt", b"words")])
+    page.locator("#trouble", has_text="notes.txt").wait_for()
+    ask(page, "What?")
+    page.fill("#question", "Hi")
+    page.locator("#settings").evaluate("details => { details.open = true }")
+    page.fill("#others", '{"max_token": 1}')
+    page.click("#send")
+    page.locator(".reply .trouble").wait_for()
+    page.fill("#others", "{")
+    assert violations(page) == []
+    page.fill("#others", "")
+    page.click("#as-python")
+    assert violations(page) == [] and "HYDRAINFER_API_KEY" in page.inner_text("#snippet-text")
+    context.close()

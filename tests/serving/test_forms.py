@@ -9,7 +9,14 @@ import openai
 import pytest
 from rich.console import Console
 
-from hydrainfer import LLM, AsyncLLM, InvalidRequest, RequestOutputKind, SamplingParams
+from hydrainfer import (
+    LLM,
+    AsyncLLM,
+    InvalidRequest,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from hydrainfer.config import load
 from hydrainfer.serving import serve_in_background
 from tests.checkpoints import make_llava
@@ -49,13 +56,16 @@ def test_schemas_and_required_tools(tmp_path, template):
         pieces = [c for chunk in create(**called, stream=True) for c in chunk.choices[0].delta.tool_calls or []]
         assert pieces[0].function.name == call.function.name == "paint"
         assert "".join(p.function.arguments for p in pieces) == call.function.arguments
-    _same_offline(path, call.function)
+    _same_offline(path, [choice.message.content for choice in answer.choices], call.function)
 
 
-def _same_offline(path, function):
-    """The same call from Python, whole and as a stream, and none where the answer may be text."""
+def _same_offline(path, formed, function):
+    """From Python: the same answers in a form, the same call, whole and as a stream, and none where it may be text."""
     sampling, ask = SamplingParams(temperature=1.0, seed=3, max_tokens=60), ASK["messages"]
     with LLM(path, kv_cache_gib=0.05) as llm:
+        form = msgspec.structs.replace(sampling, n=3, structured_outputs=StructuredOutputsParams(json=SCHEMA))
+        (answer,) = llm.chat(ask, form, use_tqdm=False)
+        assert [one.text for one in answer.outputs] == formed
         for choice in ("required", {"type": "function", "function": {"name": "paint"}}):
             (answer,) = llm.chat(ask, sampling, use_tqdm=False, tools=[TOOL], tool_choice=choice)
             (call,) = answer.outputs[0].tool_calls[:1]

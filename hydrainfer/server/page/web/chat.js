@@ -31,6 +31,13 @@ function article(kind, who, ...parts) {
   return turn;
 }
 
+// Changes the log, which stays at its end if it was there.
+function following(change) {
+  const log = $("log"), follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+  change();
+  if (follows) log.scrollTop = log.scrollHeight;
+}
+
 function showQuestion(turn) {
   const media = make("div", "media");
   media.append(...turn.media.map(thumbnail));
@@ -88,11 +95,8 @@ class Answer {
       this.say("decode");
       facts(this.facts, [["first token after", seconds(this.first)]]);
     }
-    const log = $("log"), follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-    element.hidden = false;
-    element.append(words);
+    following(() => { element.hidden = false; element.append(words); });
     if (element === this.text) this.content += words;
-    if (follows) log.scrollTop = log.scrollHeight;
   }
 
   fail(message) {
@@ -145,7 +149,7 @@ async function ask(settings, tray) {
   }
   running = null;
   busy(false);
-  answer.end(stopped);
+  following(() => answer.end(stopped));
   if (!failed && (answer.content || !stopped)) {
     history.push(question, { role: "assistant", text: answer.content });
     return;

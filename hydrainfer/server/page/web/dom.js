@@ -46,7 +46,7 @@ export function showIntervals(bar, legend, times) {
     return part;
   }));
   const said = parts.map((name) => `${INTERVALS[name]} ${seconds(times[name])}`);
-  bar.setAttribute("aria-label", said.join(", "));
+  bar.setAttribute("aria-label", said.join(", ") || "no requests yet");
   legend.replaceChildren(...parts.filter((name) => times[name] >= 0.005 * total).map((name) => {
     const item = make("li");
     item.append(make("i", name), `${INTERVALS[name]} ${seconds(times[name])}`);
