@@ -70,8 +70,8 @@ def answer(
     result = _searched(asked, n_processes, exhaustive, on_progress)
     study = result.study
     n_devices = result.n_devices
-    on_progress("explain", 0, 1)
-    rows = [_priced(row, asked, n_devices) for row in rows_of(study, result.findings, n_processes=n_processes)]
+    found = rows_of(study, result.findings, n_processes=n_processes, on_progress=on_progress)
+    rows = [_priced(row, asked, n_devices) for row in found]
     rate = q.rate or rate_for_ratios(rows)
     best_ratios: tuple[Ratio, ...] = ()
     cells: tuple[Cell, ...] = ()
@@ -103,6 +103,7 @@ def answer(
         model_error=inputs.model_error,
         unlike=bool(asked.devices.unlike),
         price=asked.prices.per_hour(n_devices),
+        prices=asked.prices.terms(n_devices),
         watts=asked.prices.watts(n_devices),
         took_s=time.perf_counter() - begin_s,
         command=command,

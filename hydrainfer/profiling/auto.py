@@ -16,7 +16,7 @@ from hydrainfer.families import read_config
 from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.measuring import measurer
-from hydrainfer.profiling.options import ProfileQuestion
+from hydrainfer.profiling.options import REQUESTS, ProfileQuestion
 from hydrainfer.profiling.progress import shown
 from hydrainfer.profiling.question import ProfileSetup, prepare
 
@@ -40,7 +40,8 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
         _check_planning_options(config, explicit)
         return loaded
     n_devices = _n_devices(config, autos, explicit)
-    asked = prepare(_question(config, n_devices), measurer(config, None, console))
+    with shown(console) as on_progress:
+        asked = prepare(_question(config, n_devices), measurer(config, None, console, on_progress))
     if unplanned := ", ".join(f"--{_flag(name)}" for name in _UNPLANNED if name in explicit):
         console.print(f"the plan counts with the defaults of {unplanned}", markup=False, soft_wrap=True)
     text = _layout(config, autos, asked, console)
@@ -114,7 +115,7 @@ def _best(asked: ProfileSetup, console: Console, only: Sequence[str]) -> str:
         raise ConfigError(f"no layout carries anything of {plan.workload['dataset']} within {plan.slo}", param="slo")
     console.print(
         f"planned {best.layout}, of {len(plan.layouts)} layouts: {best.goodput:.3g} requests/s of "
-        f"{plan.workload['dataset']} within {plan.slo}; it carries no more because of {best.limited_by}",
+        f"{plan.workload['dataset']} within {plan.slo}; why it carries no more: {best.why}",
         soft_wrap=True,
         markup=False,
     )
@@ -155,6 +156,7 @@ def _question(config: ServeConfig, n_devices: int) -> ProfileQuestion:
         dtype=None if dtype == "auto" else dtype,
         quantization=config.quantization,
         workload=workload,
+        requests=REQUESTS,
         slo=config.slo or "",
         drafts=config.drafts if Guessing.of(config.drafts, config.max_drafts) else "off",
         max_drafts=config.max_drafts,

@@ -15,7 +15,7 @@ from rich.table import Table
 from hydrainfer.core import ConfigError
 from hydrainfer.flags import command_of, with_flags
 from hydrainfer.profiling.options import Profile, check_flags
-from hydrainfer.profiling.progress import shown
+from hydrainfer.profiling.progress import OnProgress, shown
 
 if TYPE_CHECKING:
     from hydrainfer.planner.search import LayoutPlan, Study
@@ -41,10 +41,26 @@ def profile(**flags: Any) -> None:
     architecture_of(folder)  # an unknown architecture is refused before the rest is imported
     check_flags(q)
     log.print(f"planning for {name_of(folder)}, devices: {q.devices}", markup=False)
+    with shown(log, "start") as on_progress:
+        asked, plan, study = _answered(q, log, on_progress)
+    if q.validate:
+        chosen = ""
+        if plan.choice:
+            chosen = plan.choice.layout
+        able = [row for row in plan.layouts if row.goodput]
+        best = sorted(able, key=lambda row: row.layout != chosen)[: q.validate]
+        from hydrainfer.profiling.live import validate
+
+        plan = msgspec.structs.replace(plan, live=validate(asked, study, best, log))
+    _finish(plan, study, asked, q, log)
+
+
+def _answered(q: Profile, log: Console, on_progress: OnProgress) -> tuple[ProfileSetup, LayoutPlan, Study]:
+    """The question with all that its answer needs, the plan, and the study behind it. Raises `ConfigError`."""
     from hydrainfer.config import load
     from hydrainfer.planner.search import Objective
     from hydrainfer.profiling.answer import answer
-    from hydrainfer.profiling.live import check_live, validate
+    from hydrainfer.profiling.live import check_live
     from hydrainfer.profiling.measuring import measurer
     from hydrainfer.profiling.question import prepare
     from hydrainfer.workload.measuring import command_line
@@ -63,27 +79,20 @@ def profile(**flags: Any) -> None:
     question = q
     if q.dtype == "auto":
         question = msgspec.structs.replace(q, dtype=None)
-    asked = prepare(question, measurer(load(here).config, q.save_cost_model, log))
+    on_progress("prepare", 0, 0)
+    asked = prepare(question, measurer(load(here).config, q.save_cost_model, log, on_progress))
     if q.validate:
         check_live(asked)
-    with shown(log) as on_progress:
-        plan, study = answer(
-            asked,
-            n_processes=q.processes,
-            exhaustive=q.exhaustive,
-            on_progress=on_progress,
-            command=command_line(sys.argv),
-            ratios=q.out is not None,
-            grid=q.grid,
-        )
-    if q.validate:
-        chosen = ""
-        if plan.choice:
-            chosen = plan.choice.layout
-        able = [row for row in plan.layouts if row.goodput]
-        best = sorted(able, key=lambda row: row.layout != chosen)[: q.validate]
-        plan = msgspec.structs.replace(plan, live=validate(asked, study, best, log))
-    _finish(plan, study, asked, q, log)
+    plan, study = answer(
+        asked,
+        n_processes=q.processes,
+        exhaustive=q.exhaustive,
+        on_progress=on_progress,
+        command=command_line(sys.argv),
+        ratios=q.out is not None,
+        grid=q.grid,
+    )
+    return asked, plan, study
 
 
 def _profile_clusters(q: Profile, log: Console) -> None:
@@ -113,14 +122,18 @@ def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log
     """Show and write the plan; exit with `NOTHING` if no layout carries anything."""
     from hydrainfer.profiling.answer import winners_file
     from hydrainfer.reports.plan import conclusions, ranked, write_plan
-    from hydrainfer.workload.output import say_next
+    from hydrainfer.workload.output import next_line, say_next
 
     console = _show(ranked(plan, q.top), conclusions(plan, q.top), q, log)
     if q.out is not None:
+        serving = None
+        if plan.best is not None and asked.servable:
+            serving = _serving(asked, q.out / "layout.yaml")
+            plan = msgspec.structs.replace(plan, launch=next_line(*serving))
         paths = write_plan(plan, winners_file(plan, study, asked), q.out)
         console.print(f"wrote {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
-        if plan.best is not None and asked.servable:
-            say_next(console, *_serving(asked, q.out / "layout.yaml"))
+        if serving is not None:
+            say_next(console, *serving)
     elif not q.json:
         console.print("[dim]for the layout's file and a page with figures, run the same with --out DIR[/dim]")
     if q.json:

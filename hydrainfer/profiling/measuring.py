@@ -13,11 +13,11 @@ from hydrainfer.config import ServeConfig, cache_folder
 from hydrainfer.machine import cpu_name, instruction_sets
 from hydrainfer.planner.costs import CostFile, write_cost_file
 from hydrainfer.profiling.devices import Measure
-from hydrainfer.profiling.progress import shown
+from hydrainfer.profiling.progress import OnProgress
 from hydrainfer.version import __version__
 
 
-def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measure:
+def measurer(config: ServeConfig, save: Path | None, console: Console, on_progress: OnProgress) -> Measure:
     """A function that measures with the model, device, dtype, kernels and minutes of `config`. It continues earlier
     measurements with the same settings. `save`: a file for the result."""
     minutes = config.measure_minutes
@@ -27,20 +27,21 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
         here = msgspec.structs.replace(here, model=model, threads=config.threads or n_threads)
         name = name_of(model_folder(here))
         console.print(f"measuring {name} on this machine, for at most {minutes:g} min", markup=False)
+        on_progress("load", 0, 0)
         from hydrainfer.assemble.sizes import with_dtype
         from hydrainfer.costing.measure import measure_model  # imports torch, which takes seconds
 
         measured = with_dtype(here)
         journal = cache_folder() / "measured" / f"{name}-{_key(measured)}.jsonl"
         journal.parent.mkdir(parents=True, exist_ok=True)
-        with shown(console, "loading the model") as on_progress:
-            file = measure_model(
-                model,
-                minutes=minutes,
-                journal=journal,
-                config=measured,
-                on_progress=lambda share, what: on_progress(what, round(100 * share), 100),
-            )
+        file = measure_model(
+            model,
+            minutes=minutes,
+            journal=journal,
+            config=measured,
+            on_progress=lambda share, what: on_progress(what, round(100 * share), 100),
+        )
+        on_progress("prepare", 0, 0)
         if save is not None:
             write_cost_file(save, file, f"Measured by hydrainfer profile {name}.")
             console.print(f"wrote {save}", markup=False, soft_wrap=True)

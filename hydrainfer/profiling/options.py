@@ -15,6 +15,10 @@ from hydrainfer.flags import check_out, flag
 _WHAT, _HOW, _HERE, _OUT = "What to plan for", "How it is searched", "This machine", "What comes out"
 
 
+REQUESTS = 1000
+"""The requests of the first run at a rate, by default."""
+
+
 class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """The question to plan for. `hardware`: a description; `cost_model`: a measurement (configs/cost_models), or the
     assumed times of emulated devices (configs/costs); without both, this machine is measured. `slo`: parts such as
@@ -82,7 +86,7 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     store_gib_per_s: Annotated[
         float | None, flag(_WHAT, "How fast an instance reads from it; default: measured, if it is there.")
     ] = None
-    requests: Annotated[int, flag(_HOW, "Requests in the simulated trace.", ge=1)] = 1000
+    requests: Annotated[int, flag(_HOW, "Requests in the simulated trace.", ge=1)] = REQUESTS
     seed: Annotated[int, flag(_HOW, "Of the trace.", ge=0)] = 0
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.costs import Hardware
+from hydrainfer.planner.search import DevicePrice
 from hydrainfer.profiling.devices import Devices
 from hydrainfer.profiling.options import ProfileQuestion
 
@@ -21,17 +22,25 @@ class Prices(NamedTuple):
     devices: Devices
     group: int
 
-    def per_hour(self, n_instances: int) -> float | None:
-        """The price of `n_instances` for an hour; None if not known."""
+    def terms(self, n_instances: int) -> tuple[DevicePrice, ...]:
+        """The devices of each kind and their price; () if it is not known."""
         prices = self.by_name
         if prices is None:
-            return None
+            return ()
         if not self.devices.unlike:
-            return n_instances * self.group * next(iter(prices.values()))
-        price = 0.0
-        for name, (_, n) in zip(self.names, self.devices.unlike):
-            price += n * prices.get(name, prices.get("", 0.0))
-        return price * self.group
+            price = next(iter(prices.values()))
+            name = self.names[0] or self.devices.device.name
+            return (DevicePrice(device=name, n=n_instances * self.group, per_hour=price),)
+        return tuple(
+            DevicePrice(device=name, n=n * self.group, per_hour=prices.get(name, prices.get("", 0.0)))
+            for name, (_, n) in zip(self.names, self.devices.unlike)
+        )
+
+    def per_hour(self, n_instances: int) -> float | None:
+        """The price of `n_instances` for an hour; None if not known."""
+        if self.by_name is None:
+            return None
+        return sum(term.n * term.per_hour for term in self.terms(n_instances))
 
     def watts(self, n_instances: int) -> float | None:
         """The power of `n_instances` at their boards' limits; None if not known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,14 +9,17 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hydrainfer.workload.output import EVERY_S, Ticker
+
 OnProgress = Callable[[str, int, int], None]
-EVERY_S = 10.0
 _SAYS = {
+    "start": "starting",
+    "load": "loading the model; the first time, kernels are compiled",
     "prepare": "reading what each step takes, and drawing requests of the workload",
     "screen": "bounds and short simulations of every layout",
     "measure": "long simulations of layouts that may be best",
     "simulate": "simulations at the given rate",
-    "explain": "what would change if one thing were free",
+    "explain": "why each layout carries no more",
     "grid": "the best layouts for other limits",
 }
 """What the phases are, in words."""
@@ -43,37 +45,34 @@ def shown(console: Console, first: str = "prepare") -> Iterator[OnProgress]:
 
 
 class _Lines:
-    """Progress as lines. A thread repeats the last one while nothing is told."""
+    """Progress as lines. The last one is repeated while nothing is told. Phases that have no words of their own, such
+    as each batch that is measured, begin without a line."""
 
     def __init__(self, console: Console, first: str) -> None:
-        self._console, self._begun_s, self._said_s = console, time.monotonic(), 0.0
-        self._phase, self._count = "", ""
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._console = console
+        self._begun_s = time.monotonic()
+        self._phase = ""
+        self._count = ""
+        self._is_over = False
+        self._ticker = Ticker(self._say, EVERY_S)
         self.told(first, 0, 0)
-        self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
-        self._thread.start()
 
     def told(self, phase: str, done: int, total: int) -> None:
-        with self._lock:
-            new, ended = phase != self._phase, bool(total) and done >= total
-            self._phase, self._count = phase, f": {done} of {total}" if total else ""
-            if new or ended or self._due():
+        with self._ticker.lock:
+            new = phase != self._phase and (phase in _SAYS or not self._phase)
+            is_over = bool(total) and done >= total
+            ended = is_over and (phase in _SAYS or not self._is_over)
+            self._phase = phase
+            self._is_over = is_over
+            self._count = f": {done} of {total}" if total else ""
+            if new or ended or self._ticker.due:
                 self._say()
 
     def close(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _repeat(self) -> None:
-        while not self._over.wait(EVERY_S / 10):
-            with self._lock:
-                if self._due():
-                    self._say()
-
-    def _due(self) -> bool:
-        return time.monotonic() - self._said_s >= EVERY_S
+        self._ticker.close()
 
     def _say(self) -> None:
-        self._said_s = time.monotonic()
-        line = f"{_SAYS.get(self._phase, self._phase)}{self._count} ({self._said_s - self._begun_s:.0f} s)"
+        self._ticker.said()
+        passed_s = time.monotonic() - self._begun_s
+        line = f"{_SAYS.get(self._phase, self._phase)}{self._count} ({passed_s:.0f} s)"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

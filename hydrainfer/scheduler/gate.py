@@ -40,6 +40,10 @@ class Gate:
     def is_open(self, now: float) -> bool:
         return not self._prefilling or now >= self.opens_at()
 
+    def holds_back(self, now: float) -> bool:
+        """Whether pictures wait for what is in prefill."""
+        return bool(self._pictures()) and not self.is_open(now)
+
     def opens_at(self) -> float:
         """When the oldest picture behind the gate has waited `encode_wait_s`; inf if none waits or the gate does not
         age."""

@@ -31,7 +31,7 @@ def test_a_phase_begins_and_ends_with_a_line(monkeypatch):
         "reading what each step takes, and drawing requests of the workload",
         "bounds and short simulations of every layout: 1 of 40",
         "bounds and short simulations of every layout: 40 of 40",
-        "what would change if one thing were free: 0 of 1",
+        "why each layout carries no more: 0 of 1",
     ]
 
 
@@ -42,3 +42,13 @@ def test_a_long_phase_says_that_it_goes_on(monkeypatch):
 
     lines = lines_of(work, monkeypatch, 0.2)
     assert 3 <= sum(line.startswith("long simulations of layouts that may be best: 1 of 3") for line in lines) <= 6
+
+
+def test_a_hundred_batches_are_not_a_hundred_lines(monkeypatch):
+    def work(on_progress):
+        for done in range(101):
+            on_progress(f"decode {done} × 64", done, 100)
+        on_progress("decode 2 × 64", 100, 100)
+
+    lines = lines_of(work, monkeypatch, 10.0)
+    assert len(lines) == 2 and lines[-1].startswith("decode 100 × 64: 100 of 100")

@@ -300,6 +300,7 @@ def test_prices_and_power():
     _, plan, _ = at_a_rate(price="2.5")
     best = plan.best
     assert best.goodput == 5.0 and plan.price == 5.0 and plan.watts == 1400.0
+    assert [(p.device, p.n, p.per_hour) for p in plan.prices] == [("h800", 2, 2.5)]
     assert best.request_cost == pytest.approx(5.0 / 3600 / 5.0)
     assert best.million_cost == pytest.approx(best.request_cost / plan.workload["output_mean"] * 1e6)
     assert best.request_wh == pytest.approx(1400.0 / 3600 / 5.0)
@@ -310,6 +311,7 @@ def test_unlike_devices():
     names = {row.layout for row in plan.layouts}
     assert len(names) == 7 and {"1EPD@h20+1EPD@h800", "1E@h20+1PD@h800", "1E@h800+1PD@h20"} <= names
     assert plan.hardware == "1 h20 + 1 h800" and plan.price == 4.0 and plan.watts == 1100.0
+    assert [(p.device, p.n, p.per_hour) for p in plan.prices] == [("h20", 1, 1.0), ("h800", 1, 3.0)]
     assert plan.best is not None and winners_file(plan, study, question) is None
     assert any("there is no layout.yaml" in note for note in plan.notes)
     assert all("@" in u.role for u in plan.use)
@@ -318,6 +320,7 @@ def test_unlike_devices():
 def test_groups_of_devices():
     question, plan, study = at_a_rate(devices=4, tensor_parallel=2, price="2.5")
     assert plan.hardware == "2 x TP2 of h800" and plan.price == 10.0 and plan.watts == 2800.0
+    assert [(p.device, p.n, p.per_hour) for p in plan.prices] == [("h800", 4, 2.5)]
     assert plan.best is not None and winners_file(plan, study, question) is None
 
 

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from hydrainfer.planner.search import Row
+from hydrainfer.planner.search import DevicePrice, Row
+from hydrainfer.reports.plan.prices import hourly
 from hydrainfer.reports.plan.tables import answer, carried, conclusions, interval, others, ranked
-from tests.reports.plans import EPD, LIMIT, SPLIT, below, failed, plan, row, whole
+from tests.reports.plans import EPD, LIMIT, SPLIT, WHY, below, failed, plan, row, whole
 
 pytestmark = pytest.mark.unit
 
@@ -21,7 +22,7 @@ def test_splitting_wins_beyond_the_intervals():
     text = said(SPLIT, EPD)
     assert text.startswith("1E7PD carries most within the SLO: 90 requests/s (95 %: 88 to 95), 80 % more than 8EPD")
     assert "beyond both intervals" in text and "Do not split" not in text
-    assert f"What limits 1E7PD is {LIMIT}." in text
+    assert f"Why 1E7PD carries no more: {WHY}." in text
 
 
 def test_the_runner_up_is_named_and_judged():
@@ -53,7 +54,9 @@ def test_do_not_split_where_epd_only_is_best():
 def test_do_not_split_where_epd_only_is_within_the_interval(goodput, low):
     text = said(row("1E7PD", "E+PD", goodput, low, 60.0), EPD)
     assert (
-        text.startswith("Do not split") and "8EPD carries 50 without splitting" in text and "What limits 8EPD" in text
+        text.startswith("Do not split")
+        and "8EPD carries 50 without splitting" in text
+        and "Why 8EPD carries no more" in text
     )
 
 
@@ -149,12 +152,25 @@ def test_runs_for_real_are_told():
     assert "p90 250 ms (predicted 200)" in line
 
 
-def test_the_answer_says_what_requests_cost():
-    best = msgspec.structs.replace(SPLIT, request_cost=0.0001, million_cost=3.25, request_wh=0.02)
-    text = " ".join(conclusions(plan(best, EPD, price=20.0)))
-    assert "At 20 an hour for all devices, and always at that load, a thousand requests cost 0.1 and a" in text
-    assert "million answer tokens 3.25." in text and "A thousand requests take at most 0.02 kWh" in text
+PRICES = (DevicePrice(device="h800", n=8, per_hour=2.5),)
+
+
+def test_the_answer_says_what_requests_cost_and_how_that_comes_about():
+    """20 an hour ÷ (90/s × 3,600 s) × 1,000 = 0.0617; ÷ 31 tokens = 1.99 a million."""
+    cost = 20.0 / (90.0 * 3600.0)
+    best = msgspec.structs.replace(SPLIT, request_cost=cost, million_cost=cost / 31.0 * 1e6, request_wh=5600 / 324e3)
+    lines = conclusions(plan(best, EPD, price=20.0, prices=PRICES, watts=5600.0))
+    assert "Price of 1E7PD's devices: 8 h800 × 2.5 an hour each = 20 an hour, in the currency of --price." in lines
+    text = " ".join(lines)
+    assert "1,000 requests cost 0.0617: 20 an hour ÷ (90 requests/s × 3,600 s) × 1,000, with every device paid" in text
+    assert "1,000,000 answer tokens cost 1.99: 0.0617 ÷ (1,000 × 31 answer tokens of a request) × 1,000,000." in text
+    assert "1,000 requests take at most 0.0173 kWh: 5.6 kW, every board at its limit, ÷ (90 requests/s" in text
     assert "cost" not in " ".join(conclusions(plan(SPLIT, EPD)))
+
+
+def test_the_price_of_unlike_devices_is_a_sum():
+    prices = (DevicePrice(device="h20", n=4, per_hour=1.2), DevicePrice(device="h800", n=4, per_hour=2.5))
+    assert hourly(prices, 14.8) == "4 h20 × 1.2 + 4 h800 × 2.5 an hour each = 14.8 an hour"
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,21 @@ def test_the_answer_has_threshold_split_rate_and_limit(plan):
     ]
 
 
+def test_costs_are_products(plan):
+    lines = cluster_conclusions(plan)
+    (devices,) = [line for line in lines if line.startswith("Devices:")]
+    assert devices == (
+        "Devices: 64 devices of home × 1.25 + 32 devices of far × 2.5 an hour each = 160 an hour; ÷ (3.14 requests/s × "
+        "3,600 s) × 1,000 = 14.14 for 1,000 requests."
+    )
+    best = plan.chosen
+    assert best.device_cost == pytest.approx(160.0 / (best.rate * 3600.0) * 1000.0)
+    (link,) = [line for line in lines if line.startswith("Link:")]
+    n_gb = float(link.split()[1])
+    assert n_gb * 0.004 == pytest.approx(best.link_cost, rel=1e-3)
+    assert link.endswith(f"× 0.004 per GB = {best.link_cost:.4g}; in all {best.cost:.4g}.")
+
+
 def test_links_first_tokens_costs_and_the_price_that_ends_it_are_told(plan):
     lines = "\n".join(cluster_conclusions(plan))
     for part in (

@@ -9,6 +9,7 @@ import pytest
 from hydrainfer.planner.search import layouts
 from hydrainfer.reports.drawing import COLOURS
 from hydrainfer.reports.plan.figures import HUES, bars, by_ratio, gain_of, latency_axis, shown_rows
+from hydrainfer.reports.plan.opening import in_words
 from hydrainfer.reports.plan.page import plan_page, workload_lines
 from tests.browser import chromium
 from tests.reports.plans import EPD, below, plan, row, whole
@@ -148,3 +149,94 @@ def test_the_page_fits_a_window(tmp_path, width):
         page.goto(f"file://{tmp_path}/report.html")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert width < 760 or page.evaluate(CUT_OFF) == 0
+
+
+CONTRAST = """
+() => {
+  const parts = c => (c.match(/[0-9.]+/g) || []).map(Number);
+  const over = (top, under) => {
+    const a = top.length > 3 ? top[3] : 1;
+    return under.map((u, i) => a * top[i] + (1 - a) * u);
+  };
+  const light = c => { const [r, g, b] = c.map(x => (x /= 255) <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b };
+  const ratio = (a, b) => {
+    const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+    return (x + .05) / (y + .05);
+  };
+  const behind = e => {
+    const found = [];
+    for (let n = e; n; n = n.parentElement) found.unshift(parts(getComputedStyle(n).backgroundColor));
+    return found.filter(c => c.length == 3 || c[3] > 0).reduce((under, c) => over(c, under), paper);
+  };
+  const paper = matchMedia('(prefers-color-scheme:dark)').matches ? [0, 0, 0] : [255, 255, 255];
+  const low = [];
+  document.querySelector('details').open = true;
+  for (const e of document.querySelectorAll('body *')) {
+    if (e.closest('script,title,style') || !e.getClientRects().length) continue;
+    if (![...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim())) continue;
+    const style = getComputedStyle(e);
+    let ground = behind(e.closest('svg') ? e.closest('svg').parentElement : e);
+    let ink = style.color;
+    if (e.tagName == 'text') {
+      ink = style.fill;
+      const box = e.getBBox(), x = box.x + box.width / 2, y = box.y + box.height / 2;
+      for (const r of e.closest('svg').querySelectorAll('rect')) {
+        const b = r.getBBox(), s = getComputedStyle(r);
+        if (b.x <= x && x <= b.x + b.width && b.y <= y && y <= b.y + b.height && !e.matches('.halo'))
+          ground = over([...parts(s.fill).slice(0, 3), +s.fillOpacity], ground);
+      }
+    }
+    const found = ratio(over(parts(ink), ground), ground);
+    if (found < 4.5) low.push(`${e.textContent.trim().slice(0, 40)}: ${found.toFixed(2)}`);
+  }
+  return low;
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_from_what_is_behind_it(tmp_path, scheme):
+    """A contrast of 4.5, as WCAG 2 asks for."""
+    cells = tuple(
+        msgspec.structs.replace(whole().grid[0], method=method, tpot_s=float(i)) for i, method in enumerate(HUES)
+    )
+    (tmp_path / "report.html").write_text(plan_page(msgspec.structs.replace(whole(), grid=cells)), "utf-8")
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+        page.goto(f"file://{tmp_path}/report.html")
+        assert page.evaluate(CONTRAST) == []
+
+
+def test_the_page_opens_with_the_choice_the_command_and_what_is_uncertain():
+    launch = "hydrainfer serve MODEL --layout plan/layout.yaml"
+    page = plan_page(msgspec.structs.replace(whole(), launch=launch, price=20.0))
+    parts = (
+        "1E7PD carries most",
+        "1E7PD is 1 instance that encodes and 7 that prefill and decode.",
+        "Why 1E7PD carries no more: prefill is busy",
+        "To start it",
+        launch,
+        "What is uncertain",
+        "Model error",
+        "The device is described",
+        "What the words mean",
+        "Goodput by layout",
+    )
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "To start it" not in plan_page(whole())
+
+
+def test_layouts_are_said_in_words():
+    assert in_words("4EPD") == "4 instances that encode, prefill and decode"
+    assert in_words("1E1P2D") == "1 instance that encodes, 1 that prefills and 2 that decode"
+    assert in_words("1E@h20+7PD@h800") == "1 instance on h20 that encodes and 7 on h800 that prefill and decode"
+
+
+def test_every_word_of_the_tables_is_explained():
+    page = plan_page(whole())
+    meanings = page[page.index("<dl>") : page.index("</dl>")]
+    for word in ("SLO", "TTFT", "TPOT", "interval", "p90", "goodput", "95 %", "lane", "least possible", "1E3PD", "kv"):
+        assert re.search(f"<dt>[^<]*{word}", meanings), word

@@ -43,6 +43,13 @@ def answers(loaded):
     return text, health
 
 
+@pytest.fixture
+def short_plans(monkeypatch):
+    """Plans of few requests: what is planned is served as well, whatever it is."""
+    monkeypatch.setattr("hydrainfer.profiling.auto.REQUESTS", 100)
+
+
+@pytest.mark.usefixtures("short_plans")
 @pytest.mark.parametrize("costs", [FAST, MEASURED])
 def test_layout_auto_plans_and_serves(cache, costs):
     given = {**EMULATED, **EXPECTED, "layout": "auto", "devices": 2, "cost_model": costs}
@@ -103,6 +110,7 @@ def test_an_slo_by_name_is_kept_as_limits_by_what_serves():
     assert (config.slo, config.device, config.dtype) == ("ttft=0.25,tpot=0.04", "cpu", "float32")
 
 
+@pytest.mark.usefixtures("short_plans")
 def test_options_that_no_plan_counts_with_are_named():
     console = Console(record=True, quiet=False, file=io.StringIO())
     settle(
@@ -111,6 +119,7 @@ def test_options_that_no_plan_counts_with_are_named():
     assert "the plan counts with the defaults of --order, --kv-cache-gib" in console.export_text()
 
 
+@pytest.mark.usefixtures("short_plans")
 def test_host_memory_and_the_store_are_planned_with_and_served(tmp_path):
     console, tiers = Console(record=True, file=io.StringIO()), {"host_cache_gib": 0.25, "store": f"dir:{tmp_path}/s"}
     loaded = settle(load({**EMULATED, **EXPECTED, **tiers, "layout": "auto", "devices": 1}), console)

@@ -20,7 +20,7 @@ from hydrainfer.planner.search.goodput import (
 from hydrainfer.planner.search.grid import grid_of
 from hydrainfer.planner.search.layouts import layout_of, layouts, method_of, placed_layouts
 from hydrainfer.planner.search.objectives import Objective, check_possible, least_devices, ranked_at
-from hydrainfer.planner.search.plan import Cell, LayoutPlan, Live, Ratio, Row, rows_of
+from hydrainfer.planner.search.plan import Cell, DevicePrice, LayoutPlan, Live, Ratio, Row, rows_of
 from hydrainfer.planner.search.ratios import rate_for_ratios, ratios_of
 from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interval_s, observe, served_at
 from hydrainfer.planner.search.tiers import TierGain, tier_gains
@@ -36,6 +36,7 @@ __all__ = [
     "CacheUse",
     "Cell",
     "DeviceKind",
+    "DevicePrice",
     "Finding",
     "LayoutPlan",
     "Live",

@@ -58,6 +58,10 @@ class Bounds:
         self._work = {kind: _mean_work(study, cost, n_batch) for kind, cost in self._costs.items()}
         self.mean = self._work[_kind(next(iter(study.stations)))]
 
+    def work(self, role: str) -> StageWork:
+        """The mean least work of a request on the device of a role."""
+        return self._work[_kind(role)]
+
     def of(self, layout: Layout) -> Bound:
         tightest = Bound(math.inf, ())
         for needs in zip(*(_needs(self._costs[kind], work) for kind, work in self._work.items())):

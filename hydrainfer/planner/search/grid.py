@@ -44,6 +44,7 @@ def grid_of(
         short = [msgspec.structs.replace(s.shortened(_REQUESTS), patience_s=max(ttfts)) for s in studies]
         jobs.append(([(study, chosen(study, candidates)) for study in short],))
     cells: dict[tuple[float, float], Cell] = {}
+    on_progress("grid", 0, len(ttfts) * len(tpots))
     with workers(n_processes) as run:
         for column in run(_column, jobs):
             cells |= {(cell.ttft_s, cell.tpot_s): cell for cell in column}

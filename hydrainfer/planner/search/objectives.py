@@ -11,9 +11,9 @@ from hydrainfer.core import ConfigError, Layout
 from hydrainfer.judging import Search
 from hydrainfer.metrics import INTERVALS
 from hydrainfer.planner.search.bound import Bounds
+from hydrainfer.planner.search.evidence import slow_rate, timelines_at
 from hydrainfer.planner.search.goodput import EXACT, Finding, OnProgress, by_rate, workers
 from hydrainfer.planner.search.layouts import method_of
-from hydrainfer.planner.search.reason import slow_rate, timelines_at
 from hydrainfer.planner.search.study import Study, Trial, attempt, observe, slowest_interval_s
 
 Objective = Literal["goodput", "devices", "ttft", "tpot"]

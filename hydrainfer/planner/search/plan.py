@@ -8,7 +8,7 @@ import msgspec
 
 from hydrainfer.config import Slo
 from hydrainfer.planner.search.bound import Bounds
-from hydrainfer.planner.search.goodput import TOLERANCE, Finding, workers
+from hydrainfer.planner.search.goodput import TOLERANCE, Finding, OnProgress, workers
 from hydrainfer.planner.search.layouts import layout_of, method_of
 from hydrainfer.planner.search.reason import Reason, reason
 from hydrainfer.planner.search.study import Attempt, Study
@@ -23,8 +23,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     that the SLO's share of a request's intervals do not exceed): in seconds, at the goodput. `request_cost`,
     `million_cost`: price of a request and of a million answer tokens there, if the price of devices is known;
     `request_wh`: energy of a request with boards at their power limit. `limited_by`: why the layout carries no more, in
-    words; `stage`: the stage that limits it. `search`: the last stage of the search that the layout reached ("pruned",
-    "screened", "final")."""
+    words; `why`: the same with what it does to requests; `limit`: the kind of `Reason` ("failed": the search stopped at
+    a rate that a run did not carry, and nobody looked why); `stage`: the stage that limits it. `search`: the last stage
+    of the search that the layout reached ("pruned", "screened", "final")."""
 
     layout: str
     method: str
@@ -40,6 +41,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     request_wh: float | None = None
     stage: str = ""
     limited_by: str = ""
+    limit: str = ""
+    why: str = ""
     search: str = "final"
     bound: float = 0.0
     attempts: tuple[Attempt, ...] = ()
@@ -87,6 +90,14 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p90: tuple[float, float]
 
 
+class DevicePrice(msgspec.Struct, frozen=True, kw_only=True):
+    """`n` devices of one kind, and the price of one for an hour."""
+
+    device: str
+    n: int
+    per_hour: float
+
+
 class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The ranking of all layouts and the question behind it. `objective`: "goodput", "devices" (then `devices` is the
     smallest number that carries `rate`), "ttft" or "tpot" (lowest p90 at `rate`). `layouts`: best first.
@@ -95,8 +106,9 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     utilization of each role of the first layout at its goodput. `grid`, `live`: if asked for. `model_error`: in nine of
     ten cases, the measured goodput of a deployment is within a factor of 1 + `model_error` of the planned one; None if
     not known. `notes`: caveats. `ratios`: of the methods with two roles, all at one rate. `unlike`: `device` names
-    several kinds and the number of each. `price`: of all devices for an hour; `watts`: of all devices; None if not
-    known. `store`, `host_cache_gib`: the other tiers, as `serve` takes them; `tiers`: what they contribute to the
+    several kinds and the number of each. `price`: of all devices for an hour, `prices`: of each kind; `watts`: of all
+    devices; None if not known. `command`: made the plan; `launch`: serves the layout to deploy, "" if it was not
+    written. `store`, `host_cache_gib`: the other tiers, as `serve` takes them; `tiers`: what they contribute to the
     layout to deploy, at its goodput."""
 
     model: str
@@ -122,12 +134,14 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     model_error: float | None = None
     unlike: bool = False
     price: float | None = None
+    prices: tuple[DevicePrice, ...] = ()
     watts: float | None = None
     store: str | None = None
     host_cache_gib: float = 0.0
     tiers: tuple[TierGain, ...] = ()
     took_s: float = 0.0
     command: str = ""
+    launch: str = ""
     version: str = ""
     date: str = ""
 
@@ -168,17 +182,37 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(
-    study: Study, found: Sequence[Finding], n_explained: int = 8, *, n_processes: int | None = None
+    study: Study,
+    found: Sequence[Finding],
+    n_explained: int = 12,
+    *,
+    n_processes: int | None = None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> list[Row]:
     """The rows of the findings, in the same order. The first `n_explained` findings that were measured are explained by
-    a simulation, the others by their bounds."""
+    a simulation, the others by what stopped their search."""
     bounds = Bounds(study)
     explained = [f for f in found if f.stage == "final"][:n_explained]
-    rates = [f.failed_attempt.rate if f.failed_attempt is not None else f.bound for f in explained]
+    whys: dict[str, Reason] = {}
+    on_progress("explain", 0, len(explained))
     with workers(n_processes) as run:
-        jobs = [(study, layout_of(f.layout), rate) for f, rate in zip(explained, rates)]
-        whys = {f.layout: why for f, why in zip(explained, run(reason, jobs))}
+        jobs = [(study, layout_of(f.layout), *_failed_run(f)) for f in explained]
+        for f, why in zip(explained, run(reason, jobs)):
+            whys[f.layout] = why
+            on_progress("explain", len(whys), len(explained))
     return [_row(f, whys.get(f.layout), bounds) for f in found]
+
+
+def _failed_run(f: Finding) -> tuple[float, int]:
+    """The rate that certainly is not carried, else the lowest above the goodput, and the number of the last run there,
+    which decided; the bound if no such rate ran."""
+    tried = [a.rate for a in f.attempts]
+    rate = f.bound
+    if f.goodput_high in tried:
+        rate = f.goodput_high
+    elif f.failed_attempt is not None:
+        rate = f.failed_attempt.rate
+    return rate, max(0, tried.count(rate) - 1)
 
 
 def _row(f: Finding, why: Reason | None, bounds: Bounds) -> Row:
@@ -186,13 +220,10 @@ def _row(f: Finding, why: Reason | None, bounds: Bounds) -> Row:
     final = f.stage == "final"
     layout = layout_of(f.layout)
     if why is not None:
-        stage = why.stage
-        words = str(why)
+        stage, words, text, kind = why.stage, why.words, str(why), why.kind
     else:
-        stages = bounds.of(layout).stages
-        stage = stages[0].value if stages else ""
-        names = " and ".join(s.value for s in stages) or "the server"
-        words = f"{names}: no more than {f.bound:.3g} requests/s can last"
+        stage, words, kind = _stopped(f, bounds)
+        text = words
     return Row(
         layout=f.layout,
         method=method_of(layout),
@@ -205,7 +236,22 @@ def _row(f: Finding, why: Reason | None, bounds: Bounds) -> Row:
         attainment=best.n_met / best.n if best is not None else None,
         stage=stage,
         limited_by=words,
+        limit=kind,
+        why=text,
         search=f.stage,
         bound=f.bound,
         attempts=f.attempts,
     )
+
+
+def _stopped(f: Finding, bounds: Bounds) -> tuple[str, str, str]:
+    """What stopped the search for a layout: the stage, the words, and the kind of limit. The bound is named only if it
+    is the upper limit that the finding has."""
+    failed = f.failed_attempt
+    below_bound = f.goodput_high is not None and f.goodput_high < f.bound
+    if f.stage != "pruned" and failed is not None and below_bound:
+        run = f"at {failed.rate:.3g}/s {failed.n - failed.n_met} of {failed.n} requests missed the SLO"
+        return "", f"not looked into: {run}", "failed"
+    stages = [s.value for s in bounds.of(layout_of(f.layout)).stages]
+    names = " and ".join(stages) or "the server"
+    return "".join(stages[:1]), f"{names}: the least possible work allows {f.bound:.3g}/s", "bound"

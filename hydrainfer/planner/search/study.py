@@ -229,15 +229,22 @@ def served_at(study: Study, layout: Layout, rate: float) -> list[ServedRequest]:
     return list(simulated(study, layout, rate).served.values())
 
 
-def watched(study: Study, layout: Layout, rate: float, look: Callable[[Simulator, float], None]) -> None:
-    """Simulate one rate to the end; `look` is called with the simulator and the time at every heartbeat."""
+def watched(
+    study: Study,
+    layout: Layout,
+    rate: float,
+    look: Callable[[Simulator, float], None],
+    record: EventSink | None = None,
+) -> Simulator:
+    """Simulate one rate to the end; returns the simulator. `look` is called with it and the time at every heartbeat;
+    `record` gets every lifecycle event."""
     judges = _Judges(study, rate)
 
     def watch(now: float) -> bool:
         look(judges.simulator, now)
         return False
 
-    judges.served_by(layout, watch)
+    return judges.served_by(layout, watch, record)
 
 
 def _attempt(rate: float, judges: _Judges, simulator: Simulator, verdicts: Sequence[Verdict]) -> Attempt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from hydrainfer.cache import Pulls
@@ -10,9 +11,11 @@ from hydrainfer.planner.nouns import Link
 
 
 class LinkEnds:
-    """The ends of the links: each instance sends one copy and receives one at a time."""
+    """The ends of the links: each instance sends one copy and receives one at a time. `busy_s`: the seconds that each
+    end, "from NAME" or "to NAME", has copied."""
 
     def __init__(self, link: Link) -> None:
+        self.busy_s = defaultdict[str, float](float)
         self._link = link
         self._sends_until: dict[str, float] = {}
         self._takes_until: dict[str, float] = {}
@@ -22,6 +25,8 @@ class LinkEnds:
         start_s = max(now, self._sends_until.get(source, 0.0), self._takes_until.get(target, 0.0))
         end_s = start_s + self._link.latency_s + n_bytes / self._link.bytes_per_s
         self._sends_until[source] = self._takes_until[target] = end_s
+        self.busy_s[f"from {source}"] += end_s - start_s
+        self.busy_s[f"to {target}"] += end_s - start_s
         return end_s
 
 

@@ -21,6 +21,7 @@ code{font:12.5px ui-monospace,monospace;background:var(--tint);padding:1px 4px;b
 .whole td,.whole th{white-space:nowrap;font-size:12px}
 svg{width:100%;height:auto;font:11.5px system-ui,sans-serif;fill:var(--text)}.grid{stroke:var(--grid)}
 .axis{fill:none;stroke:var(--axis)}.ink{fill:none;stroke:var(--ink)}.faint{fill:var(--soft)}
+.halo{paint-order:stroke;stroke:var(--paper);stroke-width:4px}
 .limit{stroke:var(--warn);stroke-dasharray:5 4}.note{fill:var(--warn)}.legend{font-size:13px;margin:2px 0 6px}.legend
 span{margin-right:16px;white-space:nowrap}.legend i{display:inline-block;width:11px;height:11px;border-radius:2px;
 margin-right:5px;vertical-align:-1px}.scroll{overflow-x:auto}li{margin:3px 0}

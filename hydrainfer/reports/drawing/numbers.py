@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 def ms(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds * 1e3:.4g}"
+    if seconds is None:
+        return "–"
+    if seconds >= 10.0:
+        return f"{seconds * 1e3:,.0f}"
+    return f"{seconds * 1e3:.4g}"
 
 
 def percent(share: float) -> str:

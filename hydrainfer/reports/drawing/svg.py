@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 COLOURS = ("#2f6db3", "#d9822b", "#4a9a5d", "#8a5aa8", "#b5484f", "#6b6f76", "#1f9aa3", "#a3841f", "#c65d9c")
 WIDTH, HEIGHT = 470, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 16, 46
+LEFT, RIGHT, TOP, BOTTOM = 72, 14, 16, 46
 MAX_NAMES = 12  # most labels below an axis with names
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from hydrainfer.planner.clusters import ALL_FAR, ALONE, ClusterFacts, ClusterPlan, Deployment, Queued, Worth
 from hydrainfer.reports.drawing import percent
+from hydrainfer.reports.plan.prices import cluster_bill
 from hydrainfer.reports.plan.tables import said
 
 _HEAD = ("deployment", "threshold", "at home", "requests/s", "limited by", "over links", "TTFT mean, p90")
@@ -162,6 +163,7 @@ def _details(plan: ClusterPlan) -> Iterator[str]:
             f"With the link, {_costs(best)} ({best.device_cost:.4g} devices, {best.link_cost:.4g} link); on home "
             f"alone, {alone.cost:.4g}. That is at full load: devices cost the same when idle."
         )
+    yield from cluster_bill(best, plan.clusters, plan.links)
     for worth in plan.worth:
         yield _worth(plan, worth)
 

@@ -13,7 +13,7 @@ from hydrainfer.reports.drawing import COLOURS, Axis, PlotSeries, Point, legend,
 from hydrainfer.reports.plan.tables import interval, regret, said
 
 HUES = {
-    "EPD": "#767d86",
+    "EPD": "#6b727b",
     "EP+D": "#2f6db3",
     "ED+P": "#d9822b",
     "E+PD": "#4a9a5d",
@@ -25,6 +25,8 @@ HUES = {
 }
 """The colour of each method; lighter if some instances beside it are EPD."""
 _OTHER = "#1f9aa3"
+_DARK = "#1c2024"
+_ON_WHITE = ("EPD", "EP+D", "E+P+D")  # these colours have a contrast of 4.5 with white, the others with dark ink
 _BARS, _CURVES = 10, 5
 _LEAST_S, _REACH = 1e-3, 20.0  # latencies are drawn from 1 ms to 20 times their SLO
 
@@ -67,11 +69,11 @@ def bars(rows: Sequence[Row], epd: Row | None = None, width: int = 960) -> str:
         x = left + tick * scale
         out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 38}"/>')
         out.append(words(x, height - 23, axis.said(tick)))
-    for i, row in enumerate(rows):
-        out += _bar(row, rows[0], left, top + i * step, step, scale, narrow)
     if epd is not None and epd.goodput:
         x = left + epd.goodput * scale
         out.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{top - 6}" y2="{height - 38}"/>')
+    for i, row in enumerate(rows):
+        out += _bar(row, rows[0], left, top + i * step, step, scale, narrow)
     out.append(words(left + most * scale / 2, height - 6, axis.label))
     return "".join([*out, "</svg>"])
 
@@ -95,7 +97,7 @@ def _bar(row: Row, best: Row, left: int, y: int, step: int, scale: float, narrow
             f'<rect x="{left}" {size} width="{high * scale:.1f}" fill="{colour}" fill-opacity=".18" stroke="{colour}" '
             f'stroke-opacity=".8" stroke-dasharray="3 3">{told}</rect>'
         )
-        out.append(words(left + high * scale + 8, y + 15, f"less than {said(high)}", "start", 'class="faint"'))
+        out.append(words(left + high * scale + 8, y + 15, f"less than {said(high)}", "start", 'class="faint halo"'))
         return out
     out.append(f'<rect x="{left}" {size} width="{row.goodput * scale:.1f}" fill="{colour}">{told}</rect>')
     low = row.goodput_low or row.goodput
@@ -107,7 +109,7 @@ def _bar(row: Row, best: Row, left: int, y: int, step: int, scale: float, narrow
     if row is not best:
         less = f"  {regret(row, best)}"
     told = f"{said(row.goodput)}{less}" if narrow else f"{said(row.goodput)} ({interval(row)}){less}"
-    out.append(words(left + high * scale + 8, y + 15, told, "start"))
+    out.append(words(left + high * scale + 8, y + 15, told, "start", 'class="halo"'))
     return out
 
 
@@ -198,10 +200,10 @@ def grid(cells: Sequence[Cell]) -> str:
     ttfts = sorted({c.ttft_s for c in cells})
     tpots = sorted({c.tpot_s for c in cells})
     at = {(c.ttft_s, c.tpot_s): c for c in cells}
-    left = 90
+    left = 112
     bottom = 46
     high = 66
-    wide = min(190, 850 // len(tpots))
+    wide = min(190, 840 // len(tpots))
     width = left + wide * len(tpots) + 10
     height = high * len(ttfts) + bottom + 6
     out = [
@@ -226,9 +228,9 @@ def _cell(cell: Cell, x: int, y: int, wide: int, high: int) -> list[str]:
     if not cell.goodput:
         box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" class="empty"/>'
         return [box, words(x + wide / 2, y + high / 2 + 4, "nothing meets it", more='class="faint"')]
-    ink = "#fff"
-    if cell.method.endswith("+ EPD"):
-        ink = "#1c2024"
+    ink = _DARK
+    if cell.method in _ON_WHITE:
+        ink = "#fff"
     box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" fill="{colour_of(cell.method)}"/>'
     texts = [(cell.layout, 'font-weight="600"'), (f"{said(cell.goodput)} requests/s", ""), (gain_of(cell), "")]
     return [

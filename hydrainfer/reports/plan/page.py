@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from hydrainfer.planner.search import LayoutPlan, Live, RoleUse, Row
-from hydrainfer.reports.drawing import answered, document, ms, percent, table
+from hydrainfer.reports.drawing import document, ms, percent, table
 from hydrainfer.reports.plan import whatif
 from hydrainfer.reports.plan.figures import (
     attainment,
@@ -18,19 +18,24 @@ from hydrainfer.reports.plan.figures import (
     methods_of,
     shown_rows,
 )
-from hydrainfer.reports.plan.tables import answer, conclusions, interval, only_epd, regret, said, thousand
+from hydrainfer.reports.plan.opening import STYLE as OPENING
+from hydrainfer.reports.plan.opening import opening
+from hydrainfer.reports.plan.prices import thousand
+from hydrainfer.reports.plan.tables import interval, only_epd, others, regret, said, validations
 
 _STYLE = """
 th[role=button]{cursor:pointer;user-select:none}th[role=button]:hover{background:var(--tint)}.all td:first-child i,.all
 td:nth-child(2) i{display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px}
 .all{max-height:640px;overflow:auto;border:1px solid var(--line);padding:0 10px}.all thead th{position:sticky;top:0;
-background:var(--paper)}.all th,.use th{white-space:normal;vertical-align:bottom}.all table{font-size:12px}
+background:var(--paper)}.all th{white-space:normal;vertical-align:bottom}.use td.n,.use th.n{white-space:normal}
+.all table{font-size:12px}
 .all td{white-space:nowrap}.all td:last-child{white-space:normal;min-width:150px}.all td,.all th{padding-right:7px}
-.use td:last-child{min-width:150px}.all .scroll{overflow:visible}
+.all .scroll{overflow:visible}
 .plain thead{display:none}.empty{fill:var(--tint);stroke:var(--rule)}.phone{display:none}
 .two{display:grid;grid-template-columns:minmax(0,5fr) minmax(0,6fr);gap:0 34px}
 @media(max-width:760px){.two{grid-template-columns:minmax(0,1fr)}.desk{display:none}.phone{display:block}
 .use td:last-child{min-width:96px}}
+.all td:first-child{position:sticky;left:0;background:var(--paper)}
 """
 _SORT = """
 for(const t of document.querySelectorAll('.all table')){const b=t.tBodies[0];
@@ -39,13 +44,26 @@ h.onclick=()=>{up=!up;const v=r=>{const s=r.cells[i].textContent,n=parseFloat(s.
 return h.className=='n'?(isNaN(n)?(up?1/0:-1/0):n):s};[...b.rows].sort((p,q)=>{const x=v(p),y=v(q);
 return(x<y?-1:x>y?1:0)*(up?1:-1)}).forEach(r=>b.append(r))}})}
 """
+_USE = ("role", "vision lane works", "language lane works", "requests at once", "weights, GiB", "caches: held (most)")
 _HOW_FAR = {"pruned": "not at all", "screened": "a short trace", "final": "the whole"}
+_BUDGETS = {
+    "tokens": "the most tokens of prompts and answers in a batch",
+    "images": "the most pictures in a vision batch",
+    "image_tokens": "the most picture tokens in it",
+    "running": "the most requests that may hold caches at once",
+    "step_s": "how long a batch may take, in seconds",
+    "enough_s": "a batch is large enough when it takes this long, in seconds",
+    "gap_s": "how long a sequence may wait for its next token, in seconds",
+    "wait_s": "how long pictures and prompts wait for a pause of decoding, in seconds",
+}
 _WORDS = {"text": "text tokens", "picture": "picture tokens", "prompt": "prompt tokens", "output": "output tokens"}
 
 
 def plan_page(plan: LayoutPlan) -> str:
     """The report as a whole HTML document."""
-    return document(title_of(plan), "".join(_sections(plan)) + f"<script>{_SORT}</script>", _STYLE + whatif.STYLE)
+    return document(
+        title_of(plan), "".join(_sections(plan)) + f"<script>{_SORT}</script>", OPENING + _STYLE + whatif.STYLE
+    )
 
 
 def title_of(plan: LayoutPlan) -> str:
@@ -65,10 +83,7 @@ def _sections(plan: LayoutPlan) -> Iterator[str]:
         f"SLO: {plan.slo}, for {plan.target * 100:g} % of the requests",
     ]
     yield f"<h1>{escape(title_of(plan))}</h1><p class=sub>{escape(' · '.join(f for f in facts if f))}</p>"
-    said_first = answer(plan)
-    yield answered(said_first)
-    rest = conclusions(plan)[len(said_first) :]
-    yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in rest) + "</ul>" if rest else ""
+    yield from opening(plan)
     if plan.layouts:
         yield from _goodput(plan)
         yield from _at_work(plan)
@@ -79,6 +94,7 @@ def _sections(plan: LayoutPlan) -> Iterator[str]:
         yield from _grid(plan)
     if plan.live:
         yield "<h2>Predicted and measured</h2>" + _live(plan.live)
+        yield "".join(f"<p>{escape(line)}</p>" for line in validations(plan))
     yield f"<h2>All {len(plan.layouts)} layouts</h2>" + _layouts(plan)
     yield from _given(plan)
 
@@ -98,7 +114,7 @@ def _goodput(plan: LayoutPlan) -> Iterator[str]:
     if len(rows) > 1 and rows[0].goodput:
         less = " At the right: how much less than the best."
     yield f"<p class=sub>Requests per second within the SLO, and what {plan.requests} requests leave open (95 %).{less}"
-    yield f"{escape(dashed)}{pale}</p>"
+    yield f"{escape(dashed)}{pale} {escape(others(plan))}</p>"
 
 
 def _at_work(plan: LayoutPlan) -> Iterator[str]:
@@ -107,16 +123,20 @@ def _at_work(plan: LayoutPlan) -> Iterator[str]:
     used = [_use(u) for u in plan.use]
     if not curves and not used:
         return
-    yield "<div class=pair><div>"
     if curves:
-        yield f"<h3>SLO attainment against the rate</h3>{curves}"
-    yield "</div><div>"
+        yield (
+            f"<h2>SLO attainment against the rate</h2><div class=pair><div>{curves}</div><p class=sub>Dashed: the "
+            "share that has to meet the SLO. A rate above it may still not last: a queue that grows breaks the SLO "
+            "only in a longer run.</p></div>"
+        )
     if used:
-        yield f"<h3>{escape(plan.layouts[0].layout)} at {said(plan.layouts[0].goodput)} requests/s</h3>"
-        head = ["role", "vision lane", "language lane", "weights, GiB", "caches: held by requests (most)"]
-        yield f"<div class=use>{table(head, used, n_last=1)}</div>"
-        yield "<p class=sub>Shares of the time in which a lane works, and of a cache's blocks.</p>"
-    yield "</div></div>"
+        yield f"<h2>{escape(plan.layouts[0].layout)} at {said(plan.layouts[0].goodput)} requests/s</h2>"
+        yield f"<div class=use>{_transposed(_USE, used)}</div>"
+        yield (
+            "<p class=sub>Shares of the time in which a lane works, in brackets the least possible for this work; "
+            "requests that an instance runs, of the most that it may; shares of a cache that requests hold, and the "
+            "most at any time.</p>"
+        )
 
 
 def _use(u: RoleUse) -> list[str]:
@@ -124,8 +144,28 @@ def _use(u: RoleUse) -> list[str]:
         f"{escape(name)} {percent(c.mean)} ({percent(c.most)}) of {c.n_bytes / (1 << 30):.3g} GiB"
         for name, c in u.caches.items()
     )
-    lanes = ("–" if share is None else f"{share * 100:.0f} %" for share in (u.vision, u.language))
-    return [f"{u.n}&nbsp;{escape(u.role)}", *lanes, f"{u.weight_bytes / (1 << 30):.3g}", "<br>".join(caches)]
+    lanes = [_works(u.vision, u.vision_least), _works(u.language, u.language_least)]
+    running = "–"
+    if u.places:
+        running = f"{u.running:.3g} of {u.places}"
+    return [f"{u.n}&nbsp;{escape(u.role)}", *lanes, running, f"{u.weight_bytes / (1 << 30):.3g}", "<br>".join(caches)]
+
+
+def _transposed(names: Sequence[str], columns: Sequence[Sequence[str]], last: Sequence[str] = ()) -> str:
+    """A table with a row for each of `names` and a column for each role, so that it fits a narrow window. A column
+    begins with its role; `last`: a column of text at the end."""
+    head = [names[0], *(column[0] for column in columns)]
+    rows = [[name, *(column[i] for column in columns)] for i, name in enumerate(names)][1:]
+    if last:
+        head = [*head, ""]
+        rows = [[*row, text] for row, text in zip(rows, last)]
+    return table(head, rows, n_left=1, n_last=bool(last))
+
+
+def _works(share: float | None, least: float) -> str:
+    if share is None:
+        return "–"
+    return f"{share * 100:.0f} % ({least * 100:.0f} %)"
 
 
 def _has_pale(rows: Sequence[Row]) -> bool:
@@ -202,16 +242,17 @@ def _layouts(plan: LayoutPlan) -> str:
         "method",
         "goodput, /s",
         "95 %",
-        "regret",
-        *(["per 1,000"] if plan.price is not None else []),
+        "below the first",
+        *(["per 1,000 requests"] if plan.price is not None else []),
         "TTFT p90, ms",
         "TPOT p90, ms",
-        "interval, ms",
+        "interval p90, ms",
         "bound, /s",
         "simulated",
-        "why no more",
+        "why it carries no more",
     ]
-    return f"<div class=all>{table(head, rows, n_left=2, n_last=2)}</div>"
+    aside = "<p class='sub phone'>The table goes on to the right.</p>"
+    return f"{aside}<div class=all>{table(head, rows, n_left=2, n_last=2)}</div>"
 
 
 def _given(plan: LayoutPlan) -> Iterator[str]:
@@ -252,5 +293,6 @@ def workload_lines(workload: dict[str, str | float]) -> Iterator[tuple[str, str]
 
 def _budgets(plan: LayoutPlan) -> str:
     names = list(dict.fromkeys(name for budgets in plan.budgets.values() for name in budgets))
-    rows = [[escape(role), *(str(b.get(name, "–")) for name in names)] for role, b in plan.budgets.items()]
-    return table(["role", *(escape(name.replace("_", " ")) for name in names)], rows)
+    columns = [[escape(role), *(str(b.get(name, "–")) for name in names)] for role, b in plan.budgets.items()]
+    meanings = [_BUDGETS.get(name, "") for name in names]
+    return _transposed(["role", *(escape(name.replace("_", " ")) for name in names)], columns, meanings)

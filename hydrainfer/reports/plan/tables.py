@@ -9,6 +9,7 @@ from rich.table import Table
 
 from hydrainfer.planner.search import TOLERANCE, Attempt, LayoutPlan, Live, Row
 from hydrainfer.reports.drawing import ms, percent
+from hydrainfer.reports.plan.prices import bill, thousand
 
 _FAR = 30.0  # ratio beyond which the other layout's goodput is not given as a number
 _SEARCHED = "goodput"  # the one objective whose rows have a goodput with an interval
@@ -70,40 +71,33 @@ def regret(row: Row, best: Row) -> str:
     return ""
 
 
-def thousand(row: Row) -> str:
-    """The cost of a thousand requests."""
-    if row.request_cost is None:
-        return "–"
-    return f"{row.request_cost * 1e3:.3g}"
-
-
-def bill(plan: LayoutPlan) -> Iterator[str]:
-    """Sentences on the cost and the energy of requests at full load."""
-    best = plan.choice
-    if best is None or (best.request_cost is None and best.request_wh is None):
-        return
-    if best.request_cost is not None and best.million_cost is not None:
-        yield (
-            f"At {plan.price:.4g} an hour for all devices, and always at that load, a thousand requests cost "
-            f"{thousand(best)} and a million answer tokens {best.million_cost:.3g}."
-        )
-    if best.request_wh is not None:
-        yield f"A thousand requests take at most {best.request_wh:.3g} kWh, with every board at its limit."
-
-
 def conclusions(plan: LayoutPlan, n: int | None = None) -> list[str]:
     """The answer first, then what host memory and the store contribute, costs, the model error, what is known of
     layouts beyond the first `n` in `ranked` (None: beyond those measured to the end), validation runs, and notes."""
     rest = others(plan, n)
     return [
         *answer(plan),
-        *_tiers(plan),
-        *bill(plan),
+        *costs(plan),
         *_model_error(plan),
         *([rest] if rest else []),
-        *(_live(run, plan.model_error) for run in plan.live),
+        *validations(plan),
         *plan.notes,
     ]
+
+
+def costs(plan: LayoutPlan) -> list[str]:
+    """Sentences on what host memory and the store contribute, and on what requests cost."""
+    return [*_tiers(plan), *bill(plan)]
+
+
+def uncertainties(plan: LayoutPlan) -> list[str]:
+    """Sentences on the error of the model, and the notes."""
+    return [*_model_error(plan), *plan.notes]
+
+
+def validations(plan: LayoutPlan) -> list[str]:
+    """A sentence on each layout that was run for real."""
+    return [_live(run, plan.model_error) for run in plan.live]
 
 
 def _tiers(plan: LayoutPlan) -> Iterator[str]:
@@ -267,7 +261,7 @@ def _most(plan: LayoutPlan, best: Row) -> Iterator[str]:
     second = next((row for row in _measured(plan) if row not in (best, epd)), None)
     if second is not None and best is not epd:
         yield f"Next comes {second.layout}: {_carries(second)}; {_judged(best, second)}."
-    yield f"What limits {best.layout} is {best.limited_by}."
+    yield f"Why {best.layout} carries no more: {best.why or best.limited_by}."
 
 
 def _judged(best: Row, other: Row) -> str:

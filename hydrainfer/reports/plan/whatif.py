@@ -27,7 +27,8 @@ let s=`${c.layout} carries ${f(c.goodput)} requests/s`;
 s+=c.layout==c.epd_layout?', without splitting. ':c.epd?`, ${c.epd_layout} ${f(c.epd)}. `:`, ${c.epd_layout} nothing. `;
 s+=`${f(n)} requests/s need ${k==1?'one such deployment':k+' such deployments'} of ${d.hardware}`;
 s+=`, at ${Math.round(100*n/k/c.goodput)} %% of what they carry.`;
-if(d.price&&n)s+=` A thousand requests cost ${f(d.price*k/n/3.6)}.`;o.textContent=s};
+if(d.price&&n)s+=` 1,000 requests cost ${k>1?k+' × ':''}${f(d.price)} an hour ÷ (${f(n)}/s × 3,600 s) × 1,000`+
+` = ${f(d.price*k/n/3.6)}.`;o.textContent=s};
 for(const i of['if-t','if-p','if-r'])e(i).oninput=r;r()}
 """
 

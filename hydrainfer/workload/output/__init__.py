@@ -3,7 +3,8 @@
 Called by `benching` and `profiling`. Never measures and never judges.
 """
 
-from hydrainfer.workload.output.following import say_next
+from hydrainfer.workload.output.following import next_line, say_next
 from hydrainfer.workload.output.progress import Shown
+from hydrainfer.workload.output.ticking import EVERY_S, Ticker
 
-__all__ = ["Shown", "say_next"]
+__all__ = ["EVERY_S", "Shown", "Ticker", "next_line", "say_next"]

@@ -10,11 +10,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hydrainfer.config import Slo
 from hydrainfer.workload.client import RequestRecord
+from hydrainfer.workload.output import ticking
+from hydrainfer.workload.output.ticking import Ticker
 from hydrainfer.workload.results import Run, verdict_of
 
 
 class Shown:
-    """A progress bar while a run lasts, and a line when it has ended. Use as a context manager."""
+    """A progress bar while a run lasts, and a line when it has ended; without a terminal, a line every ten seconds. Use
+    as a context manager."""
 
     def __init__(self, console: Console, slo: Slo | None) -> None:
         self._console = console
@@ -31,23 +34,32 @@ class Shown:
         )
         self._task = self._progress.add_task("", now="", visible=False)
         self._n = self._n_ok = self._n_met = 0
-        self._start_s = self._said_s = 0.0
+        self._start_s = self._said_s = time.perf_counter()
+        self._doing = "preparing"
+        self._total = 0
+        self._ticker: Ticker | None = None
 
     def __enter__(self) -> Shown:
         self._progress.start()
+        if not self._console.is_terminal:
+            self._ticker = Ticker(self._say, ticking.EVERY_S)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        if self._ticker is not None:
+            self._ticker.close()
         self._progress.stop()
 
     def draws(self, n: int) -> None:
         self._console.print(f"drawing {n} pictures", highlight=False)
+        self._now_doing(f"drawing {n} pictures")
 
     def begins(self, server: str, what: str, n: int) -> None:
         self._n = self._n_ok = self._n_met = 0
         self._start_s = time.perf_counter()
         if not self._console.is_terminal:
             self._console.print(f"{server}  {what}: {n} requests", markup=False, soft_wrap=True)
+        self._now_doing(f"{server}  {what}", n)
         self._progress.reset(self._task, total=n, description=f"{server}  {what}", now="", visible=True)
 
     def record(self, record: RequestRecord) -> None:
@@ -70,8 +82,25 @@ class Shown:
 
     def ended(self, server: str, run: Run | None) -> None:  # noqa: ARG002
         self._progress.update(self._task, visible=False)
+        self._now_doing("between two runs")
         if run is not None:
             self._console.print(summary_line(run), markup=False, highlight=False, soft_wrap=True)
+
+    def _now_doing(self, what: str, total: int = 0) -> None:
+        """Store what the line of every ten seconds says. `total`: of the requests of a run."""
+        self._doing = what
+        self._total = total
+        self._start_s = time.perf_counter()
+        if self._ticker is not None:
+            self._ticker.said()
+
+    def _say(self) -> None:
+        passed_s = time.perf_counter() - self._start_s
+        count = ""
+        if self._total:
+            count = f": {self._n} of {self._total}, {self._line(passed_s)}"
+        line = f"{self._doing}{count} ({passed_s:.0f} s)"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def summary_line(run: Run) -> str:

@@ -31,8 +31,8 @@ def why(layout, rate, slo):
 def test_1ep7d_is_limited_by_ttft_before_prefill_and_7ep1d_by_decode():
     slo, rate = Slo(ttft_s=1.0, tpot_s=0.03), 8.0 * GPUS  # both bind within 150 requests
     few_ep, few_d = (why(layout, rate, slo) for layout in ("1EP7D", "7EP1D"))
-    assert few_ep.limit == "TTFT" and few_ep.stage in (Stage.ENCODE, Stage.PREFILL)
-    assert few_d.stage is Stage.DECODE
+    assert few_ep.evidence.limit == "TTFT" and few_ep.stage in (Stage.ENCODE, Stage.PREFILL)
+    assert few_d.stage == Stage.DECODE
     assert Stage.DECODE not in _limits("1EP7D") and _limits("7EP1D") == (Stage.DECODE,)
 
 

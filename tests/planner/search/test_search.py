@@ -15,7 +15,6 @@ from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.goodput import QUICK, SearchEffort, measured, search
 from hydrainfer.planner.search.layouts import layout_of, layouts, method_of, placed_layouts
 from hydrainfer.planner.search.objectives import least_devices, ranked_at
-from hydrainfer.planner.search.reason import reason
 from hydrainfer.planner.search.study import Station, Study, attempt, observe
 from hydrainfer.planner.search.trials import Trials
 from hydrainfer.planner.search.usage import use_of
@@ -158,13 +157,6 @@ def test_the_fewest_devices_carry_the_rate_for_ever():
     rate = 0.98 * Bounds(studies[0][0]).of(Layout.parse("1EPD")).rate
     n, found = least_devices(studies, rate, n_processes=1)
     assert n == 2 and found[0].layout == "2EPD" and found[0].goodput == rate
-
-
-def test_the_reason_names_the_stage_that_is_short():
-    s = study(Slo(ttft_s=0.2, tpot_s=0.05))
-    few_encoders = reason(s, Layout.parse("1E3PD"), 60.0)
-    assert few_encoders.limit == "TTFT" and few_encoders.stage == "encode" and few_encoders.missed > 0.1
-    assert reason(s, Layout.parse("2EPD"), 0.5) is None
 
 
 def test_bounds():

@@ -1,0 +1,31 @@
+"""What a load says while it runs: where there is no terminal, a line every while."""
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from hydrainfer.workload.output import Shown, ticking
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_load_says_that_it_goes_on(monkeypatch):
+    """Also before the first request, while a server starts, and between two runs."""
+    monkeypatch.setattr(ticking, "EVERY_S", 0.2)
+    console = Console(file=io.StringIO(), width=200)
+    with Shown(console, None) as watch:
+        time.sleep(0.5)
+        watch.begins("server", "at 5/s", 40)
+        time.sleep(0.5)
+        watch.ended("server", None)
+        time.sleep(0.5)
+    told = [re.sub(r"( \(|, ).*", "", line) for line in console.file.getvalue().splitlines()]
+    assert list(dict.fromkeys(told)) == [
+        "preparing",
+        "server  at 5/s: 40 requests",
+        "server  at 5/s: 0 of 40",
+        "between two runs",
+    ]
