@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 EVERY_S = 10.0
 """Where there is no terminal, something is printed at least as often."""
+_LET_GO_S = 1.0  # then the thread is left alone: it may write to a pipe that nobody reads
 
 
 class Ticker:
@@ -32,7 +33,7 @@ class Ticker:
 
     def close(self) -> None:
         self._over.set()
-        self._thread.join()
+        self._thread.join(_LET_GO_S)
 
     def _repeat(self) -> None:
         while not self._over.wait(self._every_s / 20):
