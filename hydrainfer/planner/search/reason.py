@@ -214,7 +214,7 @@ def _gated(e: Evidence, roles: Sequence[RoleUse]) -> str:
         return ""
     return (
         f"encode waits for prefill: at {_rate(e)} the vision lane of {u.role} works {_percent(u.vision or 0.0)} of the "
-        f"time, and for {_percent(u.gated)} pictures wait until nothing is in prefill (encode gate)"
+        f"time, and for {_percent(u.gated)} of it pictures wait until nothing is in prefill (encode gate)"
     )
 
 

@@ -53,8 +53,9 @@ def shown_rows(plan: LayoutPlan) -> list[Row]:
 
 
 def bars(rows: Sequence[Row], epd: Row | None = None, width: int = 960) -> str:
-    """A figure with a bar for each row's goodput, its interval, and how much less it is than the first. If only an
-    upper limit of the goodput is known, there is a pale bar up to it. Dashed: the goodput of `epd`."""
+    """A figure with a bar for each row's goodput, its interval, with an arrow where that goes on, and how much less it
+    is than the first. If only an upper limit of the goodput is known, there is a pale bar up to it. Dashed: the goodput
+    of `epd`."""
     narrow = width < 600
     left = 104 if narrow else 150
     right = 112 if narrow else 230
@@ -101,9 +102,12 @@ def _bar(row: Row, best: Row, left: int, y: int, step: int, scale: float, narrow
         return out
     out.append(f'<rect x="{left}" {size} width="{row.goodput * scale:.1f}" fill="{colour}">{told}</rect>')
     low = row.goodput_low or row.goodput
+    end = "m0 -4v8"
+    if (row.goodput_high or row.goodput) > high:
+        end = "m-5 -4l5 4l-5 4"
     out.append(
         f'<path class="ink" stroke-width="1.4" d="M{left + low * scale:.1f} {middle}'
-        f'H{left + high * scale:.1f}m0 -4v8M{left + low * scale:.1f} {middle - 4}v8"/>'
+        f'H{left + high * scale:.1f}{end}M{left + low * scale:.1f} {middle - 4}v8"/>'
     )
     less = ""
     if row is not best:

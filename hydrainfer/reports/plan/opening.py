@@ -67,7 +67,8 @@ def _meanings(plan: LayoutPlan) -> Iterator[tuple[str, str]]:
     yield (
         "1E3PD",
         f"a layout: one instance encodes pictures (E), three prefill prompts (P) and decode answers (D). An instance "
-        f"has {each}. The method E+PD has such roles at any numbers; EPD does not split.",
+        f"has {each}. The method E+PD has such roles at any numbers; EPD does not split. In a layout such as 1ED2P+1EPD, "
+        "plus joins groups of instances that share the requests.",
     )
     yield "SLO", f"the limits that {plan.target * 100:g} % of the requests have to meet: {plan.slo}."
     yield "TTFT", "time to first token: from a request's arrival to the first token of its answer."
@@ -89,4 +90,10 @@ def _meanings(plan: LayoutPlan) -> Iterator[tuple[str, str]]:
         "the time that the work would take with the best batches. A lane that decodes works all the time long before "
         "it is full; the least possible work tells how full it is. Where it reaches 100 %, there is the bound.",
     )
+    yield (
+        "encode gate",
+        "an instance that also prefills encodes pictures only while no prompt is in prefill, as in the paper, so that "
+        "prompts are not slowed down. A role that encodes apart has no such wait.",
+    )
+    yield "alone", "a request that has the devices for itself."
     yield "kv, embed", "caches: of prompts and answers (keys and values), and of encoded pictures."

@@ -45,7 +45,7 @@ return h.className=='n'?(isNaN(n)?(up?1/0:-1/0):n):s};[...b.rows].sort((p,q)=>{c
 return(x<y?-1:x>y?1:0)*(up?1:-1)}).forEach(r=>b.append(r))}})}
 """
 _USE = ("role", "vision lane works", "language lane works", "requests at once", "weights, GiB", "caches: held (most)")
-_HOW_FAR = {"pruned": "not at all", "screened": "a short trace", "final": "the whole"}
+_HOW_FAR = {"pruned": "not at all", "screened": "a short trace", "final": "to the end"}
 _BUDGETS = {
     "tokens": "the most tokens of prompts and answers in a batch",
     "images": "the most pictures in a vision batch",
@@ -113,7 +113,10 @@ def _goodput(plan: LayoutPlan) -> Iterator[str]:
     less = ""
     if len(rows) > 1 and rows[0].goodput:
         less = " At the right: how much less than the best."
-    yield f"<p class=sub>Requests per second within the SLO, and what {plan.requests} requests leave open (95 %).{less}"
+    yield (
+        f"<p class=sub>Requests per second within the SLO, and between which rates it lies (95 %): runs begin with "
+        f"{plan.requests} requests. An arrow: the interval goes on.{less}"
+    )
     yield f"{escape(dashed)}{pale} {escape(others(plan))}</p>"
 
 
@@ -180,7 +183,8 @@ def _ratios(plan: LayoutPlan) -> Iterator[str]:
     first = next((r for r in plan.ratios if r.method != "EPD"), plan.ratios[0])
     yield (
         f"<p class=sub>The same requests at the same rate for all: on the left {escape(first.layout)} and its like. "
-        "Dashed: the SLO. Latencies far beyond it are drawn at the edge.</p>"
+        "Dashed: the SLO. Latencies far beyond it are drawn at the edge. These are single short runs at one rate, so they "
+        "compare layouts with each other; whether a layout keeps the SLO at a rate, its goodput says.</p>"
     )
 
 
@@ -251,7 +255,10 @@ def _layouts(plan: LayoutPlan) -> str:
         "simulated",
         "why it carries no more",
     ]
-    aside = "<p class='sub phone'>The table goes on to the right.</p>"
+    aside = (
+        "<p class=sub>Latencies: of the runs at the goodput. Bound: no schedule carries more. Simulated: how far the search "
+        "followed a layout.</p><p class='sub phone'>The table goes on to the right.</p>"
+    )
     return f"{aside}<div class=all>{table(head, rows, n_left=2, n_last=2)}</div>"
 
 

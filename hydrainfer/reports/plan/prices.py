@@ -23,6 +23,8 @@ def bill(plan: LayoutPlan) -> Iterator[str]:
     if best is None or not best.goodput:
         return
     an_hour = f"({best.goodput:.3g} requests/s × 3,600 s)"
+    hours = plan.devices / best.goodput / 3.6
+    yield f"{_THOUSAND} take {hours:.3g} device-hours: {plan.devices} devices ÷ {an_hour} × 1,000, always at that rate."
     if best.request_cost is not None and best.million_cost is not None and plan.price is not None:
         n_tokens = best.request_cost / best.million_cost * 1e6
         yield (f"Price of {best.layout}'s devices: {hourly(plan.prices, plan.price)}, in the currency of --price.")
@@ -36,8 +38,8 @@ def bill(plan: LayoutPlan) -> Iterator[str]:
         )
     if best.request_wh is not None and plan.watts is not None:
         yield (
-            f"{_THOUSAND} take at most {best.request_wh:.3g} kWh: {plan.watts / 1e3:.3g} kW, every board at its limit, "
-            f"÷ {an_hour} × 1,000."
+            f"{_THOUSAND} take {best.request_wh:.3g} kWh: {plan.watts / 1e3:.3g} kW, every board at its limit and hosts "
+            f"not counted, ÷ {an_hour} × 1,000."
         )
 
 
