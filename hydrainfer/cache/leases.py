@@ -35,15 +35,16 @@ NO_HIT = Hit({}, {})
 
 
 class Lease:
-    """The blocks that one request holds, by spec: `blocks[spec][i]` is its block number `first[spec] + i`. Only
-    `CacheSet` makes and changes leases."""
+    """The blocks that one request holds, by spec: `blocks[spec][i]` is its block number `first[spec] + i`. `private`:
+    they are from before `CacheSet.forget`, and are not published. Only `CacheSet` makes and changes leases."""
 
-    __slots__ = ("blocks", "first", "owner")
+    __slots__ = ("blocks", "first", "owner", "private")
 
     def __init__(self, owner: str, blocks: dict[str, list[int]], first: dict[str, int]) -> None:
         self.owner = owner
         self.blocks = blocks
         self.first = first
+        self.private = False
 
 
 class CacheSet:
@@ -80,8 +81,11 @@ class CacheSet:
         return all(spec in self.arena.pools for spec in short) and self.arena.lend(wanted, hit.blocks)
 
     def forget(self) -> dict[str, int]:
-        """Forget what all caches have, so that no request finds it any more. Blocks of leases stay as they are. Returns
-        how many other blocks had content, by spec."""
+        """Forget what all caches have, so that no request finds it any more. Leases keep their blocks, but publish none
+        from now on: a chain of theirs would begin in the middle. Returns how many other blocks had content, by
+        spec."""
+        for lease in self._leases.values():
+            lease.private = True
         return {name: pool.forget_all() for name, pool in self.pools.items()}
 
     def free_shared(self) -> bool:
@@ -208,12 +212,15 @@ class CacheSet:
         blocks[:] = [blocks[i] for i in kept]
 
     def commit(self, lease: Lease, spec: str, first: int, keys: Sequence[bytes]) -> bool:
-        """Publish the blocks from number `first` on, whose bytes are written, under `keys`. If other blocks were
-        published under these keys before, the lease adopts them. Returns whether it adopted any.
+        """Publish the blocks from number `first` on, whose bytes are written, under `keys`, unless the lease is
+        `private`. If other blocks were published under these keys before, the lease adopts them. Returns whether it
+        adopted any.
 
         So a lease with a block of a chain also holds the published blocks before it, and drops them later (`release`).
         Therefore no block is evicted before those that continue it, and `find` may bisect.
         """
+        if lease.private:
+            return False
         return self.pools[spec].publish(lease.blocks[spec], first - lease.first[spec], keys)
 
     def release(self, lease: Lease, spec: str | None = None) -> None:

@@ -101,8 +101,8 @@ class Timeline:
     @property
     def doing(self) -> str:
         """The interval that a live request is in: one of `INTERVALS`, or "" before the first cut."""
-        latest = max(list(self._cuts), key=lambda cut: cut[0], default=(0.0, "", Stage.PREFILL))
-        return latest[1]
+        latest = max(reversed(list(self._cuts)), key=lambda cut: cut[0], default=(0.0, "", Stage.PREFILL))
+        return latest[1]  # of equal times the one that came last
 
     @property
     def n_steps(self) -> int:

@@ -74,10 +74,10 @@ class Model:
             return self.vision.encode(pictures)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Token embeddings: int64 [rows] → a fresh tensor [rows, hidden]."""
+        """Token embeddings: int64 [rows] → a fresh tensor [rows, hidden]; see `embedded_as`."""
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
-            return self.language.embed(ids)
+            return self.language.embed(self.embedded_as(ids))
 
     def embedded_as(self, ids: Tensor) -> Tensor:
         """The ids int64 [rows] whose embeddings stand for `ids`: padding for `ModelConfig.blanked`."""

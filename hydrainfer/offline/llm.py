@@ -121,7 +121,7 @@ async def _gather(
             stream = await job.start(sampling, None)
             choices = await stream.result()
         bar.update()
-        prompt, calls = prompt_of(instance, job, stream), job.calls(stream, choices)
+        prompt, calls = prompt_of(instance, job, stream), [job.calls(stream, one) for one in choices]
         return output_of(stream.prepared.id, stream, choices, prompt, sampling, calls)
 
     tasks = [asyncio.ensure_future(one(*item)) for item in work]

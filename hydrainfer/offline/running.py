@@ -32,6 +32,7 @@ from hydrainfer.server import Completion, TokenStream
 
 _log = logging.getLogger(__name__)
 _NO_LIMIT = 1 << 30
+_WAIT_S = 5.0
 Chat = Sequence[Mapping[str, Any]]
 AnyPrompt = str | Sequence[int] | Mapping[str, Any]
 _EMBEDS = "models generate text; embeddings and scores are not served"
@@ -66,11 +67,9 @@ class Job(NamedTuple):
     prompt: str | None
     reader: CallReader | None = None
 
-    def calls(self, stream: TokenStream, choices: Sequence[Completion]) -> list[tuple[ToolCall, ...]]:
-        """The calls in each of these choices, none in those that go on."""
-        if self.reader is None:
-            return [()] * len(choices)
-        return [self.reader.calls(stream.prepared, one) if one.finish_reason else () for one in choices]
+    def calls(self, stream: TokenStream, choice: Completion) -> tuple[ToolCall, ...]:
+        """The calls in a choice that has ended. Their ids are new each time."""
+        return () if self.reader is None else self.reader.calls(stream.prepared, choice)
 
 
 class RunningModel:
@@ -79,11 +78,14 @@ class RunningModel:
 
     _process: ClassVar[int | None] = None
     """The process in which one was first made, to recognise a fork of it."""
+    _open: ClassVar[weakref.WeakSet[RunningModel]] = weakref.WeakSet()
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         """`options`: those of `hydrainfer serve` (see `hydrainfer.config.ServeConfig`), or vLLM's (docs/vllm.md).
         Raises `ConfigError` or `CheckpointError`."""
         _check_process(RunningModel._process)
+        if RunningModel._process is None:
+            _before_threads_end(_close_all)
         RunningModel._process = os.getpid()
         named = {} if model is None else {"model": str(model)}
         # all requests are the caller's own: no limits, and no separate processes to decode pictures
@@ -93,8 +95,9 @@ class RunningModel:
             _log.warning(note)
         unset = {name: value for name, value in here.items() if given.provenance[name] == "default"}
         self._instance: ServerParts | None = start_instance(msgspec.structs.replace(given.config, **unset))
-        self._end = weakref.finalize(self, _collect, self._instance, os.getpid())
-        _before_threads_end(self._end)
+        self._collected = weakref.finalize(self, _collect, self._instance)
+        self._collected.atexit = False
+        RunningModel._open.add(self)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters that are used if none are given: the checkpoint's own, greedy if its `do_sample` is false."""
@@ -107,9 +110,10 @@ class RunningModel:
     def close(self) -> None:
         """End the running requests and free the model, the caches and the graphs, as the end of its last reference
         does. Safe to repeat. Does nothing in a process that was forked."""
-        detached, self._instance = self._end.detach(), None
-        if detached is not None:
-            _close(*detached[2])
+        if os.getpid() == RunningModel._process and self._collected.detach() is not None:
+            assert self._instance is not None
+            self._instance.close()
+            self._instance = None
             free_unused()
 
     def _running(self) -> ServerParts:
@@ -230,19 +234,19 @@ def check_others(others: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"{name} is vLLM's and not to be had here: {instead}", param=name)
 
 
-def _close(instance: ServerParts, process: int) -> None:
-    """Close an instance, unless this is a fork of its `process`."""
-    if os.getpid() == process:
-        instance.close()
+def _close_all() -> None:
+    """Close what is open when Python ends."""
+    for model in list(RunningModel._open):
+        model.close()
 
 
-def _collect(instance: ServerParts, process: int) -> None:
+def _collect(instance: ServerParts) -> None:
     """Close an instance whose `LLM` nobody has any more. The thread that finds this may be one of the instance's own,
-    which cannot wait for itself."""
-    if threading.current_thread() is threading.main_thread():
-        _close(instance, process)
-    else:
-        threading.Thread(target=_close, args=(instance, process), name="close LLM").start()
+    or hold a lock that those need, so another one closes it, and this one waits only for a while."""
+    if os.getpid() == RunningModel._process:
+        closing = threading.Thread(target=instance.close, name="close LLM")
+        closing.start()
+        closing.join(_WAIT_S)
 
 
 def _check_process(first: int | None) -> None:

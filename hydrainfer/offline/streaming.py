@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrainfer import core
 from hydrainfer.core import InvalidRequest
-from hydrainfer.offline.outputs import RequestOutput
+from hydrainfer.offline.outputs import RequestOutput, ToolCall
 from hydrainfer.offline.params import RequestOutputKind, SamplingParams
 from hydrainfer.offline.running import (
     AnyPrompt,
@@ -117,18 +117,26 @@ class AsyncLLM(RunningModel):
                 yield RequestOutput(id, job.prompt or "", (), choices_of(_ended(so_far), sampling, [()] * sampling.n))
                 return
             prompt = prompt_of(instance, job, stream)
+            calls: list[tuple[ToolCall, ...]] = [()] * sampling.n
             async for deltas in stream:
                 new = _added(so_far, deltas)
+                over = [delta.choice for delta in deltas if delta.finish_reason is not None]
+                for i in over:
+                    calls[i] = job.calls(stream, so_far[i])
+                fresh = [calls[i] if i in over else () for i in range(sampling.n)]
                 done = all(one.finish_reason for one in so_far)
                 if kind is RequestOutputKind.FINAL_ONLY and not done:
                     continue
-                choices = new if kind is RequestOutputKind.DELTA else so_far
-                yield output_of(id, stream, choices, prompt, sampling, job.calls(stream, so_far), done)
+                if kind is RequestOutputKind.DELTA:
+                    yield output_of(id, stream, new, prompt, sampling, fresh, done)
+                else:
+                    yield output_of(id, stream, so_far, prompt, sampling, calls, done)
             if not all(one.finish_reason for one in so_far):
                 last = _ended(so_far)
                 if kind is RequestOutputKind.DELTA:
                     last = [Completion("", [], [], one.finish_reason, one.stop_reason) for one in last]
-                yield output_of(id, stream, last, prompt, sampling, job.calls(stream, so_far))
+                    calls = [()] * sampling.n
+                yield output_of(id, stream, last, prompt, sampling, calls)
         finally:
             del self._live[id]
             self._aborted.discard(id)

@@ -231,11 +231,12 @@ class LanguageRunner:
 
     def _whole(self, on: Mapping[str, Tensor], caches: list[LayerCache], last: LastRows | None = None) -> Tensor:
         """Hidden states of every row, or of the `last` ones."""
-        ids, text = self._model.embedded_as(on["ids"]), self._model.config.text
-        x = self._model.embed(ids)
-        deep = self._place_embeddings(on, x)
-        if text.per_layer and "embed_at" in on:
-            ids = ids.index_fill(0, on["embed_at"], text.pad)
+        x = self._model.embed(on["ids"])
+        deep, ids, text = self._place_embeddings(on, x), on["ids"], self._model.config.text
+        if text.per_layer:
+            ids = self._model.embedded_as(ids)
+            if "embed_at" in on:
+                ids = ids.index_fill(0, on["embed_at"], text.pad)
         return self._model.forward(x, on["positions"], caches, last, deep, ids)
 
     def _place_embeddings(self, on: Mapping[str, Tensor], x: Tensor) -> DeepRows | None:

@@ -242,11 +242,13 @@ class SequenceRoom:
 
     def _publish(self, seq: LiveSequence, spec: CacheSpec, numbers: range, *, computed: bool = True) -> None:
         """Let others find those of these blocks that have keys. `computed`: here, so that they are saved from here."""
-        if (spec.chained and not seq.request.keys) or numbers.start in seq.hold.absent.get(spec.name, ()):
+        lease = self._leases[seq.id]
+        unknown = spec.chained and not seq.request.keys
+        if lease.private or unknown or numbers.start in seq.hold.absent.get(spec.name, ()):
             return
         known = self.finder.keys_of(seq)[spec.name]
         if keys := known[numbers.start : numbers.stop]:
-            seq.hold.remapped += self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys)
+            seq.hold.remapped += self.caches.commit(lease, spec.name, numbers.start, keys)
             published = range(numbers.start, numbers.start + len(keys))
             if computed:
                 self.saving.published(spec.name, known, published)

@@ -10,6 +10,7 @@ from hydrainfer.cache import BlockPool, CacheSet, EmbedSpec, FullSpec, Hit
 pytestmark = pytest.mark.unit
 
 KV = FullSpec.of(layers=2, kv_heads=2, head_dim=4, dtype="float32", block_tokens=4)
+CHAINS = [[b"%d.%d" % (chat, i) for i in range(20)] for chat in range(2)]
 EMBED = EmbedSpec.of(width=8, dtype="bfloat16", block_tokens=8)
 
 
@@ -21,12 +22,14 @@ class Leases(RuleBasedStateMachine):
         self.caches = CacheSet({KV: kv, EMBED: embed})
         self.leases = {}
         self.keys = {}
+        self.chains = {}  # by owner: the keys of its chat's blocks, and how many of them are written
         self.n = 0
 
-    @rule(kv=st.integers(0, 14), pictures=st.lists(st.integers(0, 5), max_size=5))
-    def reserve(self, kv, pictures):
-        keys = [bytes([p]) for p in pictures]
-        hit = Hit({"embed": keys}, {"embed": self.caches.find("embed", keys)})
+    @rule(kv=st.integers(0, 14), pictures=st.lists(st.integers(0, 5), max_size=5), chat=st.integers(0, 1))
+    def reserve(self, kv, pictures, chat):
+        keys, chain = [bytes([p]) for p in pictures], CHAINS[chat][:kv]
+        known = self.caches.find("kv", chain)
+        hit = Hit({"embed": keys, "kv": chain}, {"embed": self.caches.find("embed", keys), "kv": known})
         before = self.caches.usage()
         owner = f"r{self.n}"
         self.n += 1
@@ -42,6 +45,7 @@ class Leases(RuleBasedStateMachine):
         assert self.caches.usage()["embed"][1] == before["embed"][1] + fresh + len(revived)
         self.leases[owner] = lease
         self.keys[owner] = keys
+        self.chains[owner] = CHAINS[chat], len(known)
 
     @rule(data=st.data(), n=st.integers(1, 4))
     def grow(self, data, n):
@@ -60,6 +64,16 @@ class Leases(RuleBasedStateMachine):
             if "embed" in self.leases[owner].blocks:
                 self.caches.commit(self.leases[owner], "embed", 0, self.keys[owner])
 
+    @rule(data=st.data(), n=st.integers(1, 4))
+    def commit_more_of_a_chain(self, data, n):
+        if self.leases:
+            owner = data.draw(st.sampled_from(sorted(self.leases)))
+            lease, (chain, begin) = self.leases[owner], self.chains[owner]
+            keys = chain[begin : min(begin + n, len(lease.blocks.get("kv", ())))]
+            if keys:
+                self.caches.commit(lease, "kv", begin, keys)
+                self.chains[owner] = chain, begin + len(keys)
+
     @rule()
     def forget(self):
         cached = {name: n for name, (_, _, n) in self.caches.usage().items()}
@@ -67,6 +81,7 @@ class Leases(RuleBasedStateMachine):
         assert self.caches.forget() == cached
         assert all(usage[1:] == (before[name], 0) for name, usage in self.caches.usage().items())
         assert self.caches.find("embed", [bytes([i]) for i in range(6)]) == [None] * 6
+        assert all(self.caches.find("kv", chain) == [] for chain in CHAINS)
 
     @rule(data=st.data(), spec=st.sampled_from([None, "embed", "kv"]))
     def release(self, data, spec):
@@ -80,6 +95,10 @@ class Leases(RuleBasedStateMachine):
     def whole(self):
         if hasattr(self, "caches"):
             self.caches.check(idle=not self.leases)
+            for chain in CHAINS:
+                there = [key in self.caches.pools["kv"] for key in chain]
+                assert there == sorted(there, reverse=True), "a chain has no hole"
+                assert len(self.caches.find("kv", chain)) == sum(there)
 
     def teardown(self):
         if hasattr(self, "caches"):
@@ -138,3 +157,19 @@ def test_specs_size_their_blocks():
     assert KV.block_bytes == 2 * 2 * 4 * 2 * 4 * 4
     assert EMBED.block_bytes == 8 * 8 * 2
     assert [KV.blocks_for(n) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_a_request_that_goes_on_after_a_reset_leaves_no_hole_in_its_chain():
+    caches, chain = CacheSet({KV: 12}), CHAINS[0]
+    lease = caches.reserve("a", {"kv": range(4)})
+    caches.commit(lease, "kv", 0, chain[:4])
+    caches.forget()
+    caches.grow(lease, {"kv": 4})
+    caches.commit(lease, "kv", 4, chain[4:8])
+    assert caches.find("kv", chain[:8]) == []
+    other = caches.reserve("b", {"kv": range(1)})
+    caches.commit(other, "kv", 0, chain[:1])
+    assert caches.find("kv", chain[:8]) == other.blocks["kv"]
+    caches.release(lease)
+    caches.release(other)
+    caches.check(idle=True)

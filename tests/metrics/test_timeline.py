@@ -99,3 +99,17 @@ def test_a_request_that_no_instance_ever_spoke_of():
     assert tell([(F, 9, "")]).e2e_s == 0
     t = tell([(R, 4, ""), (Q, 5, E), (F, 9, "")])
     assert t.intervals_s == {"encode_queue": 4} and t.e2e_s == 4 and t.ttft_s is None
+
+
+def test_says_what_a_live_request_does():
+    """Of cuts at the same time, the one that was told last: a stage may start in the step in which it is queued."""
+    lives = Timelines(lambda *_: None)
+    assert lives.doing("r") == ""
+    for kind, at_s, stage, doing in (
+        *((A, 0, "", ""), (Q, 1, E, "encode_queue"), (S, 1, E, "encode"), (M, 2, P, "ep_migration")),
+        *((Q, 3, P, "prefill_queue"), (S, 3, P, "prefill"), (T, 4, "", "prefill")),
+    ):
+        lives.record(LifecycleEvent("r", kind, at_s, stage))
+        assert lives.doing("r") == doing
+    lives.record(LifecycleEvent("r", F, 5))
+    assert lives.doing("r") == ""

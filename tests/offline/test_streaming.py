@@ -37,12 +37,16 @@ async def read(stream):
     return [output async for output in stream]
 
 
+def n_leased(llm):
+    return sum(leased for caches in parts(llm).pools().values() for _, leased, _ in caches.usage().values())
+
+
 def run(path, work, **options):
     async def main():
         async with AsyncLLM(path, **OPTIONS | options) as llm:
             found = await work(llm)
             async with asyncio.timeout(20):
-                while parts(llm).sessions.n_live:
+                while parts(llm).sessions.n_live or n_leased(llm):  # the engine tells an end before it lets go
                     await asyncio.sleep(0.01)
             for caches in parts(llm).pools().values():
                 caches.check(idle=True)

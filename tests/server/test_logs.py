@@ -14,6 +14,7 @@ from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, JsonLine, Li
 from hydrainfer.metrics import PrometheusRecorder, QueueStats
 from hydrainfer.server import StatsLine, written_logs
 from hydrainfer.server.http.access import write_line
+from hydrainfer.server.http.output import LoggedOutput
 
 pytestmark = pytest.mark.unit
 
@@ -152,3 +153,23 @@ def test_never(caplog):
     rig = Rig(every_s=0.0)
     rig.answer("a", 20)
     assert rig.after(99, caplog) == []
+
+
+def test_what_is_printed_becomes_lines_of_the_log(caplog):
+    """Whole lines of each thread; of a progress bar the last state; bytes, too; and no more than fits in memory."""
+    caplog.set_level(logging.INFO, logger="hydrainfer.output")
+    out = LoggedOutput(sys.stdout, logging.INFO)
+    out.write("one\ntw")
+    other = threading.Thread(target=out.write, args=("between\n",))
+    other.start()
+    other.join()
+    out.write("o\n")
+    for percent in range(100):
+        out.write(f"\r{percent} %")
+    out.write("\n")
+    out.buffer.write("bytes é\n".encode())
+    out.write("x" * (1 << 18))
+    out.end()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:5] == ["one", "between", "two", "99 %", "bytes é"]
+    assert len(lines) == 6 and len(lines[5]) == 1 << 16

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import pairwise
 
 import jsonschema
 import msgspec
@@ -76,11 +77,18 @@ def _same_offline(path, formed, function):
         with pytest.raises(InvalidRequest, match="tool_choice names"):
             llm.chat(ask, tools=[TOOL], tool_choice={"type": "function", "function": {"name": "sing"}})
 
-    async def stream():
-        delta = msgspec.structs.replace(sampling, output_kind=RequestOutputKind.DELTA)
+    async def stream(kind, n=1):
+        asked = msgspec.structs.replace(sampling, output_kind=kind, n=n)
         async with AsyncLLM(path, kv_cache_gib=0.05) as llm:
-            return [one async for one in llm.chat(ask, delta, tools=[TOOL], tool_choice="required")]
+            return [one async for one in llm.chat(ask, asked, tools=[TOOL], tool_choice="required")]
 
-    *before, last = asyncio.run(stream())
+    parts = [
+        c for out in asyncio.run(stream(RequestOutputKind.DELTA, 3)) for one in out.outputs for c in one.tool_calls
+    ]
+    assert len(parts) >= 3 and len({call.id for call in parts}) == len(parts), "each call comes once"
+    whole = asyncio.run(stream(RequestOutputKind.CUMULATIVE, 3))
+    calls = [{c.id for one in out.outputs for c in one.tool_calls} for out in whole]
+    assert all(before <= after for before, after in pairwise(calls)), "a call keeps its id"
+    *before, last = asyncio.run(stream(RequestOutputKind.DELTA))
     assert not any(one.outputs[0].tool_calls for one in before)
     assert [(c.name, c.arguments) for c in last.outputs[0].tool_calls[:1]] == [(function.name, function.arguments)]

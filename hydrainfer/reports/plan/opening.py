@@ -67,8 +67,8 @@ def _meanings(plan: LayoutPlan) -> Iterator[tuple[str, str]]:
     yield (
         "1E3PD",
         f"a layout: one instance encodes pictures (E), three prefill prompts (P) and decode answers (D). An instance "
-        f"has {each}. The method E+PD has such roles at any numbers; EPD does not split. In a layout such as 1ED2P+1EPD, "
-        "plus joins groups of instances that share the requests.",
+        f"has {each}. The method E+PD has such roles at any numbers; EPD does not split. In a layout such as "
+        "1ED2P+1EPD, plus joins groups of instances that share the requests.",
     )
     yield "SLO", f"the limits that {plan.target * 100:g} % of the requests have to meet: {plan.slo}."
     yield "TTFT", "time to first token: from a request's arrival to the first token of its answer."

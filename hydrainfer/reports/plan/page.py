@@ -183,8 +183,8 @@ def _ratios(plan: LayoutPlan) -> Iterator[str]:
     first = next((r for r in plan.ratios if r.method != "EPD"), plan.ratios[0])
     yield (
         f"<p class=sub>The same requests at the same rate for all: on the left {escape(first.layout)} and its like. "
-        "Dashed: the SLO. Latencies far beyond it are drawn at the edge. These are single short runs at one rate, so they "
-        "compare layouts with each other; whether a layout keeps the SLO at a rate, its goodput says.</p>"
+        "Dashed: the SLO. Latencies far beyond it are drawn at the edge. These are single short runs at one rate, "
+        "so they compare layouts with each other; whether a layout keeps the SLO at a rate, its goodput says.</p>"
     )
 
 
@@ -256,8 +256,8 @@ def _layouts(plan: LayoutPlan) -> str:
         "why it carries no more",
     ]
     aside = (
-        "<p class=sub>Latencies: of the runs at the goodput. Bound: no schedule carries more. Simulated: how far the search "
-        "followed a layout.</p><p class='sub phone'>The table goes on to the right.</p>"
+        "<p class=sub>Latencies: of the runs at the goodput. Bound: no schedule carries more. Simulated: how far the "
+        "search followed a layout.</p><p class='sub phone'>The table goes on to the right.</p>"
     )
     return f"{aside}<div class=all>{table(head, rows, n_left=2, n_last=2)}</div>"
 

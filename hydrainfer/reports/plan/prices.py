@@ -38,8 +38,8 @@ def bill(plan: LayoutPlan) -> Iterator[str]:
         )
     if best.request_wh is not None and plan.watts is not None:
         yield (
-            f"{_THOUSAND} take {best.request_wh:.3g} kWh: {plan.watts / 1e3:.3g} kW, every board at its limit and hosts "
-            f"not counted, ÷ {an_hour} × 1,000."
+            f"{_THOUSAND} take {best.request_wh:.3g} kWh: {plan.watts / 1e3:.3g} kW, every board at its limit and "
+            f"hosts not counted, ÷ {an_hour} × 1,000."
         )
 
 

@@ -20,19 +20,26 @@ if TYPE_CHECKING:
 
 output_log = logging.getLogger("hydrainfer.output")
 _log = logging.getLogger("hydrainfer.server.output")
+_LONGEST = 1 << 16  # letters of a line that does not end
 _OF_RAY = re.compile(r"\((?:(?P<instance>\S+) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[^)]+))?\) ?(?P<text>.*)")
 """What Ray puts before each line of an actor: its name, its process and, on another machine, its address."""
 
 
 class LoggedOutput(io.TextIOBase):
     """A standard stream whose lines become records of `output_log`. A line that an instance has logged as JSON is kept,
-    with the instance's name. Any thread may write."""
+    with the instance's name. Any thread may write. Of what a carriage return overwrites, such as the states of a
+    progress bar, only the last is kept."""
 
     def __init__(self, stream: TextIO, level: int) -> None:
         """`stream`: the stream that this one stands for; nothing is written to it."""
         self._stream, self._level = stream, level
         self._lock = threading.Lock()
-        self._rest = ""
+        self._rests: dict[int, str] = {}  # by thread: the line that it has begun
+
+    @property
+    def buffer(self) -> io.RawIOBase:
+        """The stream of bytes below, which takes UTF-8."""
+        return _Below(self)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -45,17 +52,22 @@ class LoggedOutput(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
+        writer = threading.get_ident()
         with self._lock:
-            *lines, self._rest = (self._rest + text).split("\n")
+            *lines, rest = (self._rests.pop(writer, "") + text).split("\n")
+            if rest:
+                overwritten = "\r" if rest.endswith("\r") else ""
+                self._rests[writer] = _last_state(rest)[-_LONGEST:] + overwritten
         for line in lines:
-            self._record(line)
+            self._record(_last_state(line))
         return len(text)
 
     def end(self) -> None:
-        """Record a last line that has not been ended."""
+        """Record the lines that have not been ended."""
         with self._lock:
-            rest, self._rest = self._rest, ""
-        self._record(rest)
+            rests, self._rests = self._rests, {}
+        for rest in rests.values():
+            self._record(rest)
 
     def _record(self, line: str) -> None:
         if not line.strip():
@@ -70,6 +82,25 @@ class LoggedOutput(io.TextIOBase):
                 output_log.log(self._level, "%s", line, extra={"line": source | logged})
                 return
         log_event(output_log, "output", line, self._level, **source)
+
+
+class _Below(io.RawIOBase):
+    """Bytes for a `LoggedOutput`."""
+
+    def __init__(self, above: LoggedOutput) -> None:
+        self._above = above
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._above.write(bytes(data).decode("utf-8", "replace"))
+        return len(data)
+
+
+def _last_state(line: str) -> str:
+    """What a terminal would show of a line with carriage returns."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def _json_line(text: str) -> dict[str, Any] | None:

@@ -107,8 +107,8 @@ def test_pictures_take_turns_with_prefill():
     found = explained(figures("encode_queue", roles=(use("EPD", vision=0.64, language=1.0, gated=0.35),)))
     assert (found.kind, found.stage) == ("gate", "encode")
     assert found.words == (
-        "encode waits for prefill: at 24/s the vision lane of EPD works 64 % of the time, and for 35 % of it pictures wait "
-        "until nothing is in prefill (encode gate)"
+        "encode waits for prefill: at 24/s the vision lane of EPD works 64 % of the time, and for 35 % of it pictures "
+        "wait until nothing is in prefill (encode gate)"
     )
     idle = explained(figures("encode_queue", roles=(use("EPD", vision=0.5, language=1.0, gated=0.2),)))
     assert idle.kind == "bursts"

@@ -78,7 +78,7 @@ class Answer {
 
   event(event) {
     if (event.progress) this.say(DOING[event.progress.interval] ?? event.progress.interval);
-    const choice = event.choices.find((one) => one.index === 0), delta = choice?.delta ?? {};
+    const choice = event.choices?.find((one) => one.index === 0), delta = choice?.delta ?? {};
     const thought = delta.reasoning_content ?? delta.reasoning;
     if (thought) this.#begun(this.thought, thought);
     if (delta.content) this.#begun(this.text, delta.content);
@@ -125,8 +125,9 @@ class Answer {
 }
 
 function busy(now) {
-  $("send").disabled = $("clear").disabled = now;
+  $("clear").disabled = now;
   $("stop").hidden = !now;
+  checkOthers();
 }
 
 async function ask(settings, tray) {

@@ -131,6 +131,7 @@ class Try {
     try {
       await this.read({ method: this.method.toUpperCase(), headers, body: asked.body, signal: request.signal }, asked.url);
     } catch (e) {
+      if (this.request !== request) return; // another one has been sent since
       if (e.name === "AbortError") this.say("stopped by you");
       else this.say("the server does not answer, or the connection broke", true);
     }

@@ -34,7 +34,11 @@ export function stream(url, headers, body, on) {
     request.upload.onload = () => on.accepted();
     request.onprogress = news;
     request.onload = () => {
-      news();
+      try {
+        news();
+      } catch (error) {
+        failure ??= `the answer cannot be read (${error.message})`;
+      }
       if (request.status !== 200) reject(new Error(refusal(request.status, request.responseText)));
       else if (failure !== null) reject(new Error(failure));
       else resolve();
