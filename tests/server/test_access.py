@@ -56,8 +56,10 @@ def test_a_line_says_whose_request_it_is(start, lines, tmp_path):
         server = start(proxies=trusted, tenants=Tenants((), file))
         mine = {"Authorization": "Bearer key", "X-Forwarded-For": "10.1.2.3"}
         assert server.http.post("/v1/chat/completions", json={"messages": HI}, headers=mine).status_code == 200
-    said = lines(2)
+    assert server.http.post("/tokenize", json={"prompt": "hi"}, headers=mine).status_code == 200
+    said = lines(3)
     assert said[0].endswith(" client=10.1.2.3 tenant=a%20b") and said[1].endswith(" client=127.0.0.1 tenant=a%20b")
+    assert "POST /tokenize 200" in said[2] and said[2].endswith(" tenant=a%20b")
 
 
 def test_an_id_is_made_where_none_is_given_or_it_is_odd(server, lines):

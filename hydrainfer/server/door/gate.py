@@ -190,12 +190,14 @@ class Gate:
                 place.leave()
 
     async def _briefly(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        Standing.of(scope).path = path
+        standing = Standing.of(scope)
+        standing.path = path
         try:
             asked = self._door.begin(Asked.read(scope["headers"]))
         except HydraError as e:
             await self._door.protocols.error_response(e, path)(scope, receive, send)
             return
+        standing.tenant = asked.tenant
 
         async def note(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < 400:
