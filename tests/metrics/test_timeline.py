@@ -102,7 +102,7 @@ def test_a_request_that_no_instance_ever_spoke_of():
 
 
 def test_says_what_a_live_request_does():
-    """Of cuts at the same time, the one that was told last: a stage may start in the step in which it is queued."""
+    """The cut that was told last counts among those at the same time: a stage may start in the step that queues it."""
     lives = Timelines(lambda *_: None)
     assert lives.doing("r") == ""
     for kind, at_s, stage, doing in (

@@ -212,7 +212,7 @@ def test_after_the_end(path):
 
 
 def test_the_last_reference_closes_it(path):
-    """From the thread that ends it, or from whichever collects it as a part of a cycle."""
+    """It is closed at once, or by the thread that collects it as a part of a cycle."""
 
     def engines():
         return [thread for thread in threading.enumerate() if thread.name.startswith("engine-")]

@@ -61,7 +61,7 @@ def test_schemas_and_required_tools(tmp_path, template):
 
 
 def _same_offline(path, formed, function):
-    """From Python: the same answers in a form, the same call, whole and as a stream, and none where it may be text."""
+    """Check that Python callers get the same answers in a form, and the same call, whole and as a stream."""
     sampling, ask = SamplingParams(temperature=1.0, seed=3, max_tokens=60), ASK["messages"]
     with LLM(path, kv_cache_gib=0.05) as llm:
         form = msgspec.structs.replace(sampling, n=3, structured_outputs=StructuredOutputsParams(json=SCHEMA))
