@@ -34,7 +34,6 @@ class Lowering(NamedTuple):
     keys: Mapping[str, Sequence[bytes]]
     above: Lease
     below: Lease
-    number: int
 
 
 class HostTier:
@@ -48,7 +47,7 @@ class HostTier:
         self._byte_s = 0.0
         self._held: Lease | None = None
         self._queue: deque[_Item] = deque()
-        self._n_queued = self._n_made = self._n_forgotten = 0
+        self._n_queued = self._n_made = 0
 
     # ---- as a tier
 
@@ -127,12 +126,11 @@ class HostTier:
         if lease is None:
             return None
         pulls = Pulls(HOST, {name: ([block for _, block in pairs], list(lease.blocks[name]))})
-        keys = {name: [key for key, _ in pairs]}
-        return Lowering(pulls, keys, self._device.hold(owner, name, held), lease, self._n_made)
+        return Lowering(pulls, {name: [key for key, _ in pairs]}, self._device.hold(owner, name, held), lease)
 
     def lowered(self, lowering: Lowering, *, ok: bool) -> None:
         """Note that a copy is over. If it is `ok`, its blocks are found from now on, unless they were forgotten."""
-        for name, keys in lowering.keys.items() if ok and lowering.number > self._n_forgotten else ():
+        for name, keys in lowering.keys.items() if ok else ():
             self._host.commit(lowering.below, name, 0, keys)
         self._host.release(lowering.below)
         self._device.release(lowering.above)
@@ -145,7 +143,6 @@ class HostTier:
     def forget(self) -> dict[str, int]:
         """Forget what host memory has and what is being copied there. Returns as `CacheSet.forget`."""
         self.clear()
-        self._n_forgotten = self._n_made
         return self._host.forget()
 
     @property

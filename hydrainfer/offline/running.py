@@ -112,8 +112,10 @@ class RunningModel:
         does. Safe to repeat. Does nothing in a process that was forked."""
         if os.getpid() == RunningModel._process and self._collected.detach() is not None:
             assert self._instance is not None
-            self._instance.close()
-            self._instance = None
+            try:
+                self._instance.close()
+            finally:
+                self._instance = None
             free_unused()
 
     def _running(self) -> ServerParts:

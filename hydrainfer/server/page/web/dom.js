@@ -22,6 +22,9 @@ export function seconds(s) {
   return s < 9.95 ? `${s.toFixed(2)} s` : `${s.toFixed(s < 99.5 ? 1 : 0)} s`;
 }
 
+// A text as one word of a shell.
+export const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
 export function bytes(n) {
   return n < 1 << 20 ? `${Math.ceil(n / 1024)} KiB` : `${(n / (1 << 20)).toFixed(1)} MiB`;
 }

@@ -1,6 +1,6 @@
 // What the playground asks: the body of the next request, and the same as curl and as Python.
 
-import { $ } from "./dom.js";
+import { $, quoted } from "./dom.js";
 import { isVideo } from "./media.js";
 
 const NUMBERS = { "max-tokens": "max_tokens", temperature: "temperature", "top-p": "top_p", seed: "seed" };
@@ -36,8 +36,6 @@ export function bodyOf(model, turns, urlOf = (one) => one.url) {
     ...(stop.length ? { stop } : {}), ...otherFields(), stream: true,
   };
 }
-
-const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 // A command for a shell. Pictures are read from files with the names that they had.
 export function shellCommand(url, model, turns, hasKey) {

@@ -1,8 +1,6 @@
 // "Try it": sends a request that the reader may change, and shows what comes back as it comes.
 
-import { make, seconds } from "./dom.js";
-
-const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+import { make, quoted, seconds } from "./dom.js";
 
 // A command for a shell that sends the same request.
 export function shellCommand(method, url, body, hasKey) {
