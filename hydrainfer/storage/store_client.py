@@ -170,16 +170,17 @@ class ThreadedClient:
 
     def _load(self, store: BlockStore, names: Sequence[BlockName], blocks: Sequence[int], ticket: Ticket) -> list[bool]:
         """Which blocks came. They are read elsewhere first: the room of a load that is given up is free at once, also
-        if reading hangs."""
+        if reading hangs. What did not come, or came broken, is not written to the cache, as it may hold a NaN."""
         size, there = stored_bytes(store.spec), list[bool]()
         buffer = self._buffer(size, pinned=store.device.type != "cpu")
         for i in range(0, len(blocks), len(buffer)):
             some = blocks[i : i + len(buffer)]
-            there += self._shared.read(names[i : i + len(buffer)], [row.numpy().data for row in buffer[: len(some)]])
+            came = self._shared.read(names[i : i + len(buffer)], [row.numpy().data for row in buffer[: len(some)]])
+            there += came
             with ticket.lock:
                 if ticket.unwanted:
                     return there + [False] * (len(blocks) - len(there))
-                _put(store, some, buffer[: len(some)])
+                _put(store, some, buffer[: len(some)], came)
         return there
 
     def _buffer(self, size: int, *, pinned: bool) -> torch.Tensor:
@@ -191,13 +192,15 @@ class ThreadedClient:
         return flat[: n_rows * size].view(n_rows, size)
 
 
-def _put(store: BlockStore, blocks: Sequence[int], rows: torch.Tensor) -> None:
-    """Write blocks, and wait until they are written."""
+def _put(store: BlockStore, blocks: Sequence[int], rows: torch.Tensor, came: Sequence[bool]) -> None:
+    """Write those blocks that came, and wait until they are written."""
     if store.device.type == "cpu":
-        for block, row in zip(blocks, rows):
-            store.bytes[block, : len(row)].copy_(row)
+        for block, row, has in zip(blocks, rows, came, strict=True):
+            if has:
+                store.bytes[block, : len(row)].copy_(row)
         return
-    store.bytes[torch.tensor(blocks, device=store.device), : rows.shape[1]] = rows.to(store.device)
+    has = torch.tensor(came, device=store.device)
+    store.bytes[torch.tensor(blocks, device=store.device)[has], : rows.shape[1]] = rows.to(store.device)[has]
     torch.cuda.current_stream(store.device).synchronize()
 
 

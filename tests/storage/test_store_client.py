@@ -18,12 +18,13 @@ N = 6
 
 
 class Hanging:
-    """A `SharedStore` whose blocks are full of sevens, and whose reads wait until they are `released`."""
+    """A `SharedStore` whose blocks are full of sevens, and whose reads wait until they are `released`. The blocks
+    with the numbers in `broken` are: what is read of them are NaNs."""
 
     place = "a test's"
 
     def __init__(self):
-        self.counts, self.released, self.n_reads = Counter(), threading.Event(), 0
+        self.counts, self.released, self.n_reads, self.broken = Counter(), threading.Event(), 0, set()
 
     def has(self, names):
         return [True] * len(names)
@@ -31,9 +32,9 @@ class Hanging:
     def read(self, names, into):
         self.n_reads += 1
         self.released.wait(20.0)
-        for view in into:
-            view[:] = b"\7" * len(view)
-        return [True] * len(names)
+        for name, view in zip(names, into):
+            view[:] = (b"\xff" if name.number in self.broken else b"\7") * len(view)
+        return [name.number not in self.broken for name in names]
 
     def close(self):
         self.released.set()
@@ -101,3 +102,14 @@ def test_blocks_come_through_a_buffer_that_is_smaller_than_a_load(rig, monkeypat
     until(lambda: ticket.poll(0.0) is not None)
     assert ticket.poll(0.0).there == {SPEC.name: [True] * 5} and shared.n_reads == 3
     assert all(store.bytes[block].any() for block in (0, 1, 3, 4, 5)) and not store.bytes[2].any()
+
+
+def test_what_did_not_come_is_not_written(rig):
+    """A masked row that nobody wrote must not hold a NaN, so whatever a store leaves in a buffer stays there."""
+    store, shared, client, _ = rig
+    shared.broken = {0, 4}
+    shared.released.set()
+    ticket = load(client, [4, 0, 3])
+    until(lambda: ticket.poll(0.0) is not None)
+    assert ticket.poll(0.0).there == {SPEC.name: [False, False, True]}
+    assert store.bytes[3].any() and not store.bytes[[0, 4]].any()
