@@ -109,7 +109,9 @@ def test_drafts_change_neither_tokens_nor_hits(path, wanted, layout, right, smal
                 assert ask(llm) == wanted[0]
                 check_whole(llm)
                 drafted = settled_stats(llm).drafts
-    assert drafted["oracle"].n_accepted > (20 if small else 200) and found[0] == found[1]
+    oracle = drafted["oracle"]
+    assert found[0] == found[1] and oracle.n_accepted > (0 if small else 200)
+    assert not small or oracle.left_out["room"] > 0  # how often depends on who decodes at once
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1EP1D"])
