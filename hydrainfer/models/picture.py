@@ -33,9 +33,10 @@ class Normalising:
 
     def __init__(self, settings: PixelSettings, device: torch.device) -> None:
         self._scale, self._how, self._normalises = settings.scale, settings.arithmetic, bool(settings.std)
-        self._mean, self._std = (torch.tensor(given, device=device) for given in (settings.mean, settings.std))
-        if self._how == "folded":
-            self._mean, self._std = (given * (1.0 / settings.scale) for given in (self._mean, self._std))
+        mean, std = torch.tensor(settings.mean), torch.tensor(settings.std)
+        if self._how == "folded":  # on the CPU: arithmetic on the meta device imports torch's compiler, in a second
+            mean, std = mean * (1.0 / settings.scale), std * (1.0 / settings.scale)
+        self._mean, self._std = mean.to(device), std.to(device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         wide = pixels.float()
