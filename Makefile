@@ -7,6 +7,8 @@ MODEL ?=
 ARGS ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Modules are compiled once, also where an image forbids it: else each of hundreds of processes would compile torch's again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo serve test test-full test-real test-clients test-browser torchvision check format setup bench-peers fuzz soak gpu-session clean
 
