@@ -176,6 +176,12 @@ def start(model):
         one.close()
 
 
+@pytest.fixture
+def early_headers(monkeypatch):
+    """The headers of a stream are sent before its first output: whoever holds the engine does not wait for them."""
+    monkeypatch.setattr("hydrainfer.server.openai.answers.FIRST_OUTPUT_S", 0.1)
+
+
 def picture(seed=0, size=(40, 30), kind="PNG", mode="RGB"):
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
     image = Image.fromarray(pixels.astype(np.uint16)[..., 0] * 257) if mode == "I;16" else Image.fromarray(pixels)

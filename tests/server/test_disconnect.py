@@ -145,8 +145,8 @@ def test_the_session_guards_the_deadline_of_a_frozen_engine(start, monkeypatch):
     server.check_idle()
 
 
-def test_a_long_wait_sends_the_headers_first(start, monkeypatch):
-    monkeypatch.setattr("hydrainfer.server.openai.answers.FIRST_OUTPUT_S", 0.1)
+@pytest.mark.usefixtures("early_headers")
+def test_a_long_wait_sends_the_headers_first(start):
     server = start()
     server.engine.hold.set()
     with server.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:

@@ -181,6 +181,7 @@ def test_errors_have_their_shape(server, fields, status, kind):
     assert response.json()["error"]["message"]
 
 
+@pytest.mark.usefixtures("early_headers")
 def test_the_gate_is_the_same(start):
     server = start(tenants=Tenants(["k"]), max_requests=1)
     refused = server.post("/v1/messages", **HI)

@@ -140,6 +140,7 @@ def test_errors_have_their_shape(server, path, fields, status):
     assert isinstance(response.json()["error"], str)
 
 
+@pytest.mark.usefixtures("early_headers")
 def test_the_gate_is_the_same(start):
     server = start(tenants=Tenants(["k"]), max_requests=1)
     for path in ("/api/chat", "/api/generate"):

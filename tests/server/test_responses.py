@@ -199,6 +199,7 @@ def test_an_error_after_the_first_token(server):
     server.engine.cancel([server.engine.submitted[0].id])
 
 
+@pytest.mark.usefixtures("early_headers")
 def test_the_gate_is_the_same(start):
     server = start(tenants=Tenants(["k"]), max_requests=1)
     assert server.post("/v1/responses", input="hi").status_code == 401

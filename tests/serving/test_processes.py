@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -81,9 +82,15 @@ def body(**options):
 ENDLESS = {"prompt": "Count", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_finishes_its_answers_after_a_signal(checkpoint, sig):
-    server = Served(checkpoint, "--port", 0, "--served-model-name", "tiny", "--api-key", "secret")
+def test_a_server_finishes_its_answers_after_a_signal(checkpoint):
+    """Two servers, which start side by side, and end by different signals."""
+    options = ("--port", 0, "--served-model-name", "tiny", "--api-key", "secret")
+    with Served(checkpoint, *options) as terminated, Served(checkpoint, *options) as interrupted:
+        finishes_its_answers(terminated, signal.SIGTERM)
+        finishes_its_answers(interrupted, signal.SIGINT)
+
+
+def finishes_its_answers(server, sig):
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/health").json() == {"status": "ok"}
         server.process.send_signal(signal.SIGUSR1)
@@ -293,29 +300,46 @@ def refused(*args, env=None):
     return line
 
 
+def check_refused(*cases):
+    """Check that each of these is refused: what the line says, and the arguments of `refused`. Two processes run at
+    once, since most of their time is imports, on one core."""
+    with ThreadPoolExecutor(2) as pool:
+        lines = [pool.submit(refused, *args, **options) for _, args, options in cases]
+    for (says, _, _), line in zip(cases, lines):
+        assert says in line.result()
+
+
 def test_wrong_options_are_one_line(checkpoint, tmp_path):
-    assert "no such" in refused(tmp_path / "none")
-    assert "must be one of" in refused(checkpoint, "--dtype", "int8")
-    assert "HYDRAINFER_PORT" in refused(checkpoint, env={"HYDRAINFER_PORT": "high"})
-    assert "no instance that runs decode" in refused(checkpoint, "--layout", "1E1P")
-    assert "max_model_len" in refused(checkpoint, "--max-model-len", 4000, "--kv-cache-gib", 0.0001)
-    assert "no memory" in refused(checkpoint, "--kv-cache-gib", 1_000_000)
-    assert "it must be at least " in refused(checkpoint, "--kv-cache-gib", 0.000001)
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    assert "supported" in refused(tmp_path)
+    check_refused(
+        ("no such", (tmp_path / "none",), {}),
+        ("must be one of", (checkpoint, "--dtype", "int8"), {}),
+        ("HYDRAINFER_PORT", (checkpoint,), {"env": {"HYDRAINFER_PORT": "high"}}),
+        ("no instance that runs decode", (checkpoint, "--layout", "1E1P"), {}),
+        ("max_model_len", (checkpoint, "--max-model-len", 4000, "--kv-cache-gib", 0.0001), {}),
+        ("no memory", (checkpoint, "--kv-cache-gib", 1_000_000), {}),
+        ("it must be at least ", (checkpoint, "--kv-cache-gib", 0.000001), {}),
+        ("supported", (tmp_path,), {}),
+    )
 
 
 def test_a_wrong_layout_is_refused_in_one_line(checkpoint, tmp_path):
-    file = tmp_path / "layout.yaml"
+    def file(name, text):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(f"instances: [{text}]")
+        return path
 
-    def refused_file(text, *args):
-        file.write_text(f"instances: [{text}]")
-        return refused(checkpoint, "--layout", file, *args)
-
-    assert "cannot read layout 'banana'" in refused(checkpoint, "--layout", "banana")
-    assert "instance 2: unknown role 'X'" in refused_file("{role: EPD}, {role: X}")
-    assert "needs caches on CUDA" in refused(checkpoint, "--layout", "1E1PD", "--device", "cpu", "--transport", "nccl")
-    assert "no memory" in refused_file("{role: E}, {role: PD, kv_cache_gib: 1000000}", "--launcher", "inproc")
+    unknown, large = "{role: EPD}, {role: X}", "{role: E}, {role: PD, kv_cache_gib: 1000000}"
+    check_refused(
+        ("cannot read layout 'banana'", (checkpoint, "--layout", "banana"), {}),
+        ("instance 2: unknown role 'X'", (checkpoint, "--layout", file("unknown", unknown)), {}),
+        (
+            "needs caches on CUDA",
+            (checkpoint, "--layout", "1E1PD", "--device", "cpu", "--transport", "nccl"),
+            {},
+        ),
+        ("no memory", (checkpoint, "--layout", file("large", large), "--launcher", "inproc"), {}),
+    )
 
 
 @pytest.mark.slow
