@@ -37,8 +37,8 @@ test test-full test-real test-clients test-browser: export OMP_WAIT_POLICY ?= PA
 # Rooms whose tests compute, in processes that each run whole files: one alone leaves a core idle half of the time.
 # The others start processes, wait, or look at clocks, so they have the machine to themselves.
 WORKERS ?= 2
-COMPUTING := $(addprefix tests/,cache checkpoint costing cuda equivalence families grammar models ops planner profiling reports \
-	runtime scheduler)
+COMPUTING := $(addprefix tests/,cache checkpoint costing cuda equivalence families grammar models ops planner \
+	$(addprefix processor/,pictures text video) profiling reports runtime scheduler)
 QUICK := -m "not slow and not gpu"
 
 test: $(STAMP)
