@@ -229,7 +229,7 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
     """A context that runs the server in a thread. Yields its URL and its parts, and stops everything on exit."""
     raise_open_files()
     tenants, listener = _tenants(loaded.config), _bind(loaded.config.host, loaded.config.port)
-    with closing(listener), closing(_load(loaded, console)) as instance:
+    with _thawed(), closing(listener), closing(_load(loaded, console)) as instance:
         _settle(loaded, console, instance)
         server = _server(instance, tenants)
         sockets = [_listening(listener)]
@@ -244,6 +244,15 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def _thawed() -> Iterator[None]:
+    """After the block, garbage that `_settle` froze is collected as any other: this process goes on."""
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _load(loaded: Loaded, console: Console) -> ServerParts:

@@ -101,6 +101,7 @@ class InProcess:
     def close(self, timeout_s: float) -> None:
         for thread in self._threads.values():
             thread.join(timeout_s)
+        self.nodes.clear()  # so that weights and caches go, whoever still has a closed hub
 
     def _run(self, plan: NodePlan) -> None:
         build = self._build(plan)

@@ -7,15 +7,19 @@ import os
 import weakref
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.assemble import model as assembling
+from hydrainfer.config import load
 from hydrainfer.core import Unavailable
 from hydrainfer.models import Model
 from hydrainfer.runtime.graphs import DecodeGraphs, PassGraphs
+from hydrainfer.serving import serve_in_background
 from hydrainfer.storage import BlockStore
 from tests.checkpoints import make_llava, make_picture
 from tests.memory import graph_double, watch_caches
@@ -84,6 +88,17 @@ def test_a_closed_llm_holds_nothing_and_another_one_works(checkpoint, captures, 
     finally:
         gc.enable()
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
+def test_a_closed_server_holds_no_weights_and_no_caches(checkpoint, born, layout):
+    """FastAPI remembers the functions behind routes for as long as the process lives."""
+    options = {"model": str(checkpoint), "port": 0, "threads": 1, "layout": layout, "launcher": "inproc"}
+    with serve_in_background(load(options), Console(quiet=True)) as (url, _):
+        httpx.get(f"{url}/health").raise_for_status()
+        assert {"Model", "BlockStore"} <= set(alive(born))
+    gc.collect()
+    assert not alive(born)
 
 
 def test_closing_gives_memory_of_a_gpu_back(checkpoint, monkeypatch):
