@@ -69,7 +69,7 @@ def said_next(result):
 def test_the_file_of_a_search_over_eight_starts(tmp_path, monkeypatch):
     out = tmp_path / "a [b] plan"
     args = ["builtin", "--devices", "8", "--cost-model", FAST, "--workload", EXPECTED["workload"]]
-    args += ["--slo", EXPECTED["slo"], "--requests", "100", "--processes", "1", "--out", str(out)]
+    args += ["--slo", EXPECTED["slo"], "--requests", "30", "--processes", "1", "--out", str(out)]
     result = CliRunner().invoke(app, ["profile", *args])
     served = []
     monkeypatch.setattr("hydrainfer.serving.serve_forever", lambda loaded, _: served.append(loaded))
