@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.assemble import store
@@ -22,11 +23,23 @@ from hydrainfer.families import read_config
 from hydrainfer.models import cache_specs
 from hydrainfer.processor import ChatOptions, parse_prompts
 from hydrainfer.stores import StoreError, StoreFull
+from tests.checkpoints import make_llava
+from tests.checkpoints_qwen import make_qwen
+from tests.checkpoints_text import make_text
 from tests.equivalence.mixed import image
 from tests.parts import parts
 
 OPTIONS = {"threads": 1, "native_kernels": False, "block_tokens": 4, "token_budget": 64, "kv_cache_gib": 0.2}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+
+
+MAKE = {
+    **{kind: partial(make_text, kind=kind) for kind in ("llama", "gemma3", "qwen3_5", "lfm2", "lfm3", "gpt_oss")},
+    "llava": make_llava,
+    "qwen2_vl": partial(make_qwen, "qwen2_vl"),
+    "qwen3_5 with pictures": partial(make_qwen, "qwen3_5"),
+    "lfm3 with pictures": partial(make_qwen, "lfm3_vl"),
+}
 
 
 def place(folder, gib=1):
@@ -59,6 +72,14 @@ def few(path, n_requests):
 def always_loaded(monkeypatch):
     """What a store has is loaded even if these small models would compute it sooner."""
     monkeypatch.setattr(StoreTier, "load_s", lambda tier, n_bytes: 0.0)
+
+
+@pytest.fixture
+def dirty():
+    """Fill what torch allocates with NaNs, or the largest integers."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def engines(llm):
@@ -220,6 +241,24 @@ def whole(before, after, block_tokens=OPTIONS["block_tokens"]):
     computed = [*before.ids, *before.tokens][:-1]
     same = next((i for i, (a, b) in enumerate(zip(computed, after.ids)) if a != b), min(len(computed), len(after.ids)))
     return min(same, len(after.ids) - 1) // block_tokens * block_tokens
+
+
+async def crowd(llm, said, n, seed):
+    """`n` requests of these conversations, in any order, in groups; some leave."""
+    rng, every = random.Random(seed), [pair for turns, answers in said for pair in zip(turns, answers)]
+
+    async def one(turn, wanted):
+        await asyncio.sleep(rng.uniform(0.0, 0.03))
+        if rng.random() < 0.25:
+            stream = await begin(llm, turn, GREEDY)
+            await asyncio.sleep(rng.uniform(0.0, 0.03))
+            stream.close()
+        else:
+            assert (await answer(llm, turn)).tokens == wanted.tokens
+
+    for _ in range(n // 8):
+        await asyncio.gather(*(one(*rng.choice(every)) for _ in range(8)))
+    await ended(llm)
 
 
 # ---- a store that fails

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 import torch
@@ -18,23 +16,20 @@ from hydrainfer import SamplingParams
 from hydrainfer.models import fingerprint
 from hydrainfer.scheduler import Worth
 from hydrainfer.stores.files import clear
-from tests.checkpoints import make_llava
 from tests.checkpoints_mtp import add_mtp
-from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import make_text
 from tests.equivalence.stored import (
-    GREEDY,
+    MAKE,
     Faults,
     Turn,
     always_loaded,
-    answer,
     ask,
     ask_all,
-    begin,
     converse,
     counts,
+    crowd,
+    dirty,
     encoded,
-    ended,
     engines,
     faulty,
     few,
@@ -47,15 +42,7 @@ from tests.equivalence.stored import (
 )
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
-__all__ = ["always_loaded", "faulty"]
-
-MAKE = {
-    **{kind: partial(make_text, kind=kind) for kind in ("llama", "gemma3", "qwen3_5", "lfm2", "lfm3", "gpt_oss")},
-    "llava": make_llava,
-    "qwen2_vl": partial(make_qwen, "qwen2_vl"),
-    "qwen3_5 with pictures": partial(make_qwen, "qwen3_5"),
-    "lfm3 with pictures": partial(make_qwen, "lfm3_vl"),
-}
+__all__ = ["always_loaded", "dirty", "faulty"]
 
 
 @pytest.fixture(scope="module")
@@ -289,24 +276,6 @@ FAULTS = {
 SIGNS = {"nothing": "n_loaded", "errors": "n_failures", "losses": "n_lost", "flips": "n_corrupt", "slowness": "n_late"}
 
 
-async def crowd(llm, said, n, seed):
-    """`n` requests of these conversations, in any order, in groups; some leave."""
-    rng, every = random.Random(seed), [pair for turns, answers in said for pair in zip(turns, answers)]
-
-    async def one(turn, wanted):
-        await asyncio.sleep(rng.uniform(0.0, 0.03))
-        if rng.random() < 0.25:
-            stream = await begin(llm, turn, GREEDY)
-            await asyncio.sleep(rng.uniform(0.0, 0.03))
-            stream.close()
-        else:
-            assert (await answer(llm, turn)).tokens == wanted.tokens
-
-    for _ in range(n // 8):
-        await asyncio.gather(*(one(*rng.choice(every)) for _ in range(8)))
-    await ended(llm)
-
-
 @pytest.mark.parametrize(
     ("what", "kind", "layout"),
     [
@@ -319,7 +288,7 @@ async def crowd(llm, said, n, seed):
     ],
 )
 def test_a_store_that_fails_changes_nothing(
-    path_of, said_of, tmp_path, always_loaded, faulty, caplog, what, kind, layout
+    path_of, said_of, tmp_path, always_loaded, faulty, dirty, caplog, what, kind, layout
 ):
     """The caches hold few requests, so that much is looked for in the store; some clients leave."""
     path, (said, _) = path_of(kind), said_of(kind)
@@ -336,7 +305,7 @@ def test_a_store_that_fails_changes_nothing(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_a_folder_may_be_cleared_at_any_time(path_of, said_of, tmp_path, always_loaded, caplog):
+def test_a_folder_may_be_cleared_at_any_time(path_of, said_of, tmp_path, always_loaded, dirty, caplog):
     path, (said, _) = path_of("llama"), said_of("llama")
     with start(path, tmp_path, **few(path, 1)) as llm:
         converse(llm)
