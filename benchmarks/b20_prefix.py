@@ -81,7 +81,8 @@ def prefilled(client: httpx.Client, url: str) -> float:
     def total(name: str) -> float:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"hydrainfer:{name}"))
 
-    return total("prefix_cache_queries_total") - total("prefix_cache_hits_total")
+    elsewhere = total("prefix_cache_pulled_total") + total("external_prefix_cache_hits_total")
+    return total("prefix_cache_queries_total") - total("prefix_cache_hits_total") - elsewhere
 
 
 def choose(client: httpx.Client, url: str, body: dict[str, Any], n: int) -> tuple[float, float]:

@@ -108,8 +108,8 @@ def _begin(loaded: Loaded, console: Console) -> None:
     check_stores(config, specs)
     folder = model_folder(config)
     architecture_of(folder)
-    said = f"starting {name_of(folder)}, layout {config.layout}" + (f": {in_words(specs)}" if specs else "")
-    console.print(said, markup=False, highlight=False, soft_wrap=True)
+    message = f"starting {name_of(folder)}, layout {config.layout}" + (f": {in_words(specs)}" if specs else "")
+    console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -294,8 +294,8 @@ def _wrong_words(e: Any) -> int:
 
         flag = str(getattr(e, "option_name", ""))
         new = RENAMED.get(flag.removeprefix("--").replace("-", "_"))
-        said = f"{flag} is now called --{new.replace('_', '-')}" if new else e.format_message().rstrip(".")
-        _say_error(f"{said}{' See' if said.endswith('?') else '; see'} {path} --help")
+        message = f"{flag} is now called --{new.replace('_', '-')}" if new else e.format_message().rstrip(".")
+        _say_error(f"{message}{' See' if message.endswith('?') else '; see'} {path} --help")
     return e.exit_code
 
 

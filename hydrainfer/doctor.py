@@ -315,12 +315,12 @@ def _tried(name: str, options: dict[str, object], what: str) -> CheckResult:
     try:
         with serve_in_background(load({"port": 0, **options}), Console(quiet=True)) as (url, instance):
             ready_s = time.perf_counter() - begin_s
-            said = "".join(ask_about(Server(url, instance.name), str(builtin.PICTURE), _QUESTION, 48))
+            answer = "".join(ask_about(Server(url, instance.name), str(builtin.PICTURE), _QUESTION, 48))
     except Exception as e:  # any error is a result of the check
         why = e.message if isinstance(e, HydraError) else f"{type(e).__name__}: {e}"
         return CheckResult(name, "bad", f"{what} did not work: {why}")
-    if _ANSWER not in said:
-        return CheckResult(name, "bad", f"{what} started, but answered wrongly: {said.strip()!r}")
+    if _ANSWER not in answer:
+        return CheckResult(name, "bad", f"{what} started, but answered wrongly: {answer.strip()!r}")
     return CheckResult(name, "ok", f"{what} started in {ready_s:.1f} s and answered rightly")
 
 

@@ -139,15 +139,15 @@ class _HttpServer(uvicorn.Server):
         n = self._sessions.n_live
         if not n:
             return
-        said = f"shutting down: new requests get 503, {n} may finish within {self._drain_s:g} s (Ctrl-C ends them)"
-        log_event(_log, "draining", said, n_live=n)
+        message = f"shutting down: new requests get 503, {n} may finish within {self._drain_s:g} s (Ctrl-C ends them)"
+        log_event(_log, "draining", message, n_live=n)
         while self._sessions.n_live and not self._hurried and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_S)
         if self._lost() is not None:
             return  # they have ended with an error, which is in the log
         left = self._sessions.n_live
-        said = f"{n - left} of {n} requests have finished" + (f"; {left} are ended with 503" if left else "")
-        log_event(_log, "drained", said, n_finished=n - left, n_ended=left)
+        message = f"{n - left} of {n} requests have finished" + (f"; {left} are ended with 503" if left else "")
+        log_event(_log, "drained", message, n_finished=n - left, n_ended=left)
 
     async def _end(self, end_s: float) -> None:
         """End every request at `end_s`, or at a second Ctrl-C."""
@@ -278,10 +278,10 @@ def _settle(loaded: Loaded, console: Console, instance: ServerParts) -> None:
     else:
         console.print(config_table(loaded, instance.facts))
     if (loaded.config.threads or 0) > n_cores():
-        said = (
+        message = (
             f"--threads {loaded.config.threads}: more than the {n_cores()} cores here, so threads wait for each other"
         )
-        _warn(console, said, as_json)
+        _warn(console, message, as_json)
 
 
 class _FewWarnings(logging.Filter):
@@ -308,10 +308,10 @@ def _reload(tenants: Tenants) -> None:
     except ConfigError as e:
         log_event(_log, "tenants_unchanged", f"tenants as before: {e.message}", logging.ERROR)
         return
-    said = f"tenants: read again, {read.n_keys} key{'s' * (read.n_keys != 1)}"
+    message = f"tenants: read again, {read.n_keys} key{'s' * (read.n_keys != 1)}"
     if read.gone:
-        said += f"; no longer there: {', '.join(read.gone)}"
-    log_event(_log, "tenants_read", said, n_keys=read.n_keys, gone=read.gone)
+        message += f"; no longer there: {', '.join(read.gone)}"
+    log_event(_log, "tenants_read", message, n_keys=read.n_keys, gone=read.gone)
 
 
 def _max_connections() -> int:
@@ -383,8 +383,8 @@ def _listening(listener: socket.socket) -> socket.socket:
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     option = "host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "port"
-    said = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --{option}"
-    return ConfigError(said, param=option)
+    message = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --{option}"
+    return ConfigError(message, param=option)
 
 
 def _url(listener: socket.socket, config: ServeConfig) -> str:
@@ -394,18 +394,18 @@ def _url(listener: socket.socket, config: ServeConfig) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _say(console: Console, said: str, highlight: bool = False, **style: Any) -> None:
+def _say(console: Console, message: str, highlight: bool = False, **style: Any) -> None:
     """Print what a running server says. It runs on if nobody can read that: the disk may be full, or the reader of a
     pipe gone, for which rich raises `SystemExit`."""
     with suppress(OSError, SystemExit):
-        console.print(said, highlight=highlight, **style)
+        console.print(message, highlight=highlight, **style)
 
 
-def _warn(console: Console, said: str, as_json: bool) -> None:
+def _warn(console: Console, message: str, as_json: bool) -> None:
     if as_json:
-        _log.warning("%s", said)
+        _log.warning("%s", message)
     else:
-        _say(console, said, style="yellow")
+        _say(console, message, style="yellow")
 
 
 def _greet(
@@ -419,11 +419,11 @@ def _greet(
     else:
         _say(console, f"\n[bold green]ready[/bold green] {url}/v1   (Ctrl-C stops)\n", highlight=True)
     if exposed:
-        said = "it listens on all interfaces and needs no key: set one with --api-key, or choose another --host"
-        _warn(console, said, as_json)
+        message = "it listens on all interfaces and needs no key: set one with --api-key, or choose another --host"
+        _warn(console, message, as_json)
     if not chats:
-        said = "this checkpoint has no chat template, so chats get 400: give one with --chat-template FILE"
-        _warn(console, said, as_json)
+        message = "this checkpoint has no chat template, so chats get 400: give one with --chat-template FILE"
+        _warn(console, message, as_json)
     if as_json:
         return
     asked = {"messages": [{"role": "user", "content": "Hello"}]} if chats else {"prompt": "Hello"}

@@ -66,7 +66,7 @@ def test_files_exist():
 
 
 def test_metrics_of_the_dashboard_exist():
-    stats = InstanceStats("EPD", 0, 0, 0, 0, 0, {"kv": (8, 0, 0)}, 0, 0, 0, 0, 0.0)
+    stats = InstanceStats("EPD", 0, 0, 0, 0, 0, {"kv": (8, 0, 0)}, 0, 0, 0, 0, 0.0, tokens_from={"host": 0})
     infos = [InstanceInfo("EPD0", "EPD", "alive", stats=stats)]
     page = PrometheusRecorder("m", lambda: infos, lambda: QueueStats({"text": 0.0}, {"queue": 0})).page().decode()
     page += HttpCounts().page().decode()

@@ -41,7 +41,7 @@ from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle
 from hydrainfer.families import ParsedConfig, family_of, parse_config
 from hydrainfer.grammar import Grammars, load_grammars
-from hydrainfer.metrics import PrometheusRecorder
+from hydrainfer.metrics import CacheFacts, PrometheusRecorder
 from hydrainfer.models import fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.scheduler import Policy
@@ -122,8 +122,9 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         names[0],
         lambda: started.engine.instances(),
         admission.waiting,
-        config.prefix_cache,
+        CacheFacts(config.prefix_cache, config.block_tokens),
         config.metrics_prefix,
+        engine=specs[0].name if len(specs) == 1 else "",
     )
     told, n_context = (sessions.sink, recorder.record), description.n_context
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:

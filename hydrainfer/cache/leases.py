@@ -20,7 +20,8 @@ class Hit(NamedTuple):
     is the cached block with that key, or None, as for all numbers beyond. `n_tokens`: how many tokens count as computed
     once those blocks are shared; `n_chained`: how many the caches of all tokens have, which may be more than other
     caches allow. `missing`: the request's pictures that are then still to be encoded. `fetches`: blocks that count as
-    there, though another tier has them; `worth_s`: how long it would take to compute these."""
+    there, though another tier has them; `worth_s`: how long it would take to compute these. `n_here`: how many of
+    `n_tokens` are found without other tiers; `n_away`: how many more each of these adds, None if none was asked."""
 
     keys: Mapping[str, Sequence[bytes]]
     blocks: Mapping[str, Found]
@@ -29,6 +30,8 @@ class Hit(NamedTuple):
     missing: Sequence[int] = ()
     fetches: Sequence[Fetch] = ()
     worth_s: float = 0.0
+    n_here: int = 0
+    n_away: Mapping[str, int] | None = None
 
 
 NO_HIT = Hit({}, {})

@@ -83,8 +83,8 @@ def _pieces(text: str) -> Iterator[Piece]:
     except (orjson.JSONDecodeError, AttributeError, TypeError):
         raise InvalidRequest(f"the server sends what is no chunk of an answer: {text[:80]}") from None
     if error:
-        said = error.get("message") if isinstance(error, Mapping) else error
-        raise InvalidRequest(f"the server says: {said}")
+        message = error.get("message") if isinstance(error, Mapping) else error
+        raise InvalidRequest(f"the server says: {message}")
     for thought, content in parts:
         if thought:
             yield Piece(str(thought), True)

@@ -62,9 +62,14 @@ class LiveRequest:
     given_s: float = 0.0
     heard: bool = False
     hops: int = 0
-    early: list[Output] = field(default_factory=list)  # outputs that came before one that precedes them
+    early: list[tuple[Output, str]] = field(default_factory=list)  # came before one that precedes them; and from whom
     since: float = 0.0  # when it lost its owner, or when the first `early` came
     cancelled: bool = False
+
+    @property
+    def where(self) -> str:
+        """The name of the instance that has it, empty if none has."""
+        return "" if self.owner is None else self.owner[0]
 
     def needs(self, stage: Stage) -> bool:
         """Whether the request cannot finish unless some instance runs `stage`. A request that is at an instance without
@@ -109,7 +114,7 @@ class Lives:
         self._place(live, now)
         self._live[request.id] = self._lives[request.id] = live
         arrived_s = now if request.arrival_s is None else request.arrival_s
-        self._note(LifecycleEvent(request.id, EventKind.ARRIVED, arrived_s, n=request.n_prompt))
+        self._note(LifecycleEvent(request.id, EventKind.ARRIVED, arrived_s, n=request.n_prompt, instance=live.where))
 
     def cancel(self, request_ids: Iterable[str], now: float) -> None:
         lives = [self._live[i] for i in request_ids if i in self._live]
@@ -157,11 +162,11 @@ class Lives:
             if live is not None:
                 live.heard |= live.owner == reporter
             if live is not None and event.kind is not EventKind.ARRIVED:  # `submit` has recorded ARRIVED
-                self._note(event._replace(request_id=live.request.id))
+                self._note(event._replace(request_id=live.request.id, instance=report.name))
         for output in report.outputs:
             live = self._lives.get(output.request_id)
             if live is not None:
-                self._hear(live, output, report.at_s, now)
+                self._hear(live, output, report, now)
         self._flush()
 
     # ---- time
@@ -250,30 +255,31 @@ class Lives:
             if not self.roster.knows(*owner):
                 self._lose(live, now)
 
-    def _hear(self, live: LiveRequest, output: Output, at_s: float, now: float) -> None:
+    def _hear(self, live: LiveRequest, output: Output, report: Report, now: float) -> None:
+        at_s = report.at_s
         if output.error is not None or output.finish_reason == "abort":
             self._end(live, at_s, output.finish_reason or "error", output=output)
             return
         if output.start > len(live.produced):
             if not live.early:
                 live.since = now
-            live.early.append(output)
+            live.early.append((output, report.name))
             return
-        self._tell(live, output, at_s)
-        for early in sorted(live.early, key=lambda o: o.start):
-            if early.start <= len(live.produced) and live.request.id in self._live:
+        self._tell(live, output, at_s, report.name)
+        for early in sorted(live.early, key=lambda one: one[0].start):
+            if early[0].start <= len(live.produced) and live.request.id in self._live:
                 live.early.remove(early)
-                self._tell(live, early, at_s)
+                self._tell(live, early[0], at_s, early[1])
 
-    def _tell(self, live: LiveRequest, output: Output, at_s: float) -> None:
-        """Pass the new part of `output` on to the client."""
+    def _tell(self, live: LiveRequest, output: Output, at_s: float, instance: str) -> None:
+        """Pass the new part of an instance's `output` on to the client."""
         known = len(live.produced) - output.start
         tokens = output.token_ids[known:]
         live.produced += tokens
         if len(live.produced) - live.n_before >= _CLEARED:
             live.n_deaths, live.n_detours = 0.0, 0
         for _ in tokens:
-            self._note(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s))
+            self._note(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s, instance=instance))
         prompt = () if known else output.prompt_logprobs  # prompt logprobs come with the first token
         fresh = msgspec.structs.replace(
             output, token_ids=tokens, logprobs=output.logprobs[known:], prompt_logprobs=prompt
@@ -294,7 +300,7 @@ class Lives:
         request_id = live.request.id
         del self._live[request_id], self._lives[live.name]
         output = output or Output("", finish_reason=finish, error=ErrorInfo.of(error) if error else None)
-        self._note(LifecycleEvent(request_id, EventKind.FINISHED, at_s, detail=finish))
+        self._note(LifecycleEvent(request_id, EventKind.FINISHED, at_s, detail=finish, instance=live.where))
         self._out.append(msgspec.structs.replace(output, request_id=request_id))
 
     def _check(self, live: LiveRequest, now: float) -> None:

@@ -80,12 +80,12 @@ _DOES = {Stage.ENCODE: "encodes pictures", Stage.PREFILL: "prefills prompts", St
 def in_words(specs: Sequence[InstanceSpec]) -> str:
     """What the instances of a layout do: "1 instance that encodes pictures, 2 that prefill prompts and decode
     answers"."""
-    counts, said = Counter(spec.role for spec in specs), list[str]()
+    counts, phrases = Counter(spec.role for spec in specs), list[str]()
     for role, n in counts.items():
         does = [text if n == 1 else text.replace("s ", " ", 1) for stage, text in _DOES.items() if role.runs(stage)]
-        noun = {(True, True): " instance", (True, False): " instances"}.get((not said, n == 1), "")
-        said.append(f"{n}{noun} that {' and '.join(filter(None, [', '.join(does[:-1]), does[-1]]))}")
-    return ", ".join(said)
+        noun = {(True, True): " instance", (True, False): " instances"}.get((not phrases, n == 1), "")
+        phrases.append(f"{n}{noun} that {' and '.join(filter(None, [', '.join(does[:-1]), does[-1]]))}")
+    return ", ".join(phrases)
 
 
 def read_layout(text: str) -> tuple[InstanceSpec, ...]:

@@ -22,6 +22,7 @@ from hydrainfer.core.errors import (
     shutting_down,
 )
 from hydrainfer.core.events import (
+    PEER,
     Cached,
     CachedKeys,
     DraftCounts,
@@ -73,6 +74,7 @@ from hydrainfer.core.stage import Duties, Lane, Layout, Role, Stage
 
 __all__ = [
     "DEVICE_LOST",
+    "PEER",
     "Admit",
     "Cached",
     "CachedKeys",

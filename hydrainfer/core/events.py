@@ -75,7 +75,8 @@ class EventKind(enum.StrEnum):
 
 class LifecycleEvent(NamedTuple):
     """One event in a request's life. `at_s`: by the engine's clock; `detail`: a finish reason; `n`: the prompt tokens
-    of an arrival, the drafts that a step has verified, or those of them that were right."""
+    of an arrival, those of them that are in a cache when prefill has `STARTED`, the drafts that a step has verified, or
+    those of them that were right. `instance`: where it happened; empty if that is not known, or there is only one."""
 
     request_id: str
     kind: EventKind
@@ -83,6 +84,7 @@ class LifecycleEvent(NamedTuple):
     stage: str = ""
     detail: str = ""
     n: int = 0
+    instance: str = ""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -217,7 +219,12 @@ class InstanceStats(msgspec.Struct, frozen=True):
     drafts: dict[str, DraftCounts] = {}  # by drafter
     step_tokens: StepTokens = msgspec.field(default_factory=StepTokens)
     store: StoreStats | None = None  # None if there is none
+    tokens_asked: int = 0  # those not on the device, of `tokens_wanted`, for which other tiers were asked
+    tokens_from: dict[str, int] = {}  # those not on the device, of `tokens_found`: by tier, 0 for each, or from `PEER`
 
+
+PEER = "peer"
+"""Another instance, among the places that tokens of a prompt are found at."""
 
 Forgotten = dict[str, dict[str, int]]
 """The numbers of blocks whose content was forgotten, by instance and cache."""
@@ -243,11 +250,13 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         return InstanceStats("", 0, 0, 0, 0, 0, {}, 0, 0, 0, 0, 0.0)
     blocks: dict[str, tuple[int, int, int]] = {}
     pulled: Counter[str] = Counter()
+    tokens_from: Counter[str] = Counter()
     for part in parts:
         for spec, (n, leased, cached) in part.cache_blocks.items():
             a, b, c = blocks.get(spec, (0, 0, 0))
             blocks[spec] = (a + n, b + leased, c + cached)
         pulled.update(part.blocks_pulled)
+        tokens_from.update(part.tokens_from)
 
     def add(name: str) -> int:
         return sum(getattr(part, name) for part in parts)
@@ -277,6 +286,8 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         drafts=_all_drafts(parts),
         step_tokens=_all_step_tokens(parts),
         store=_all_stores([part.store for part in parts if part.store is not None]),
+        tokens_asked=add("tokens_asked"),
+        tokens_from=dict(tokens_from),
     )
 
 

@@ -253,7 +253,8 @@ class Engine:
             if batch.lane is Lane.LANGUAGE:
                 self._step_tokens.add(batch.n_items)
             for seq in started:
-                self._event(seq.id, EventKind.STARTED, now, seq.stage)
+                n_cached = max(seq.n_cached, 0) if seq.stage is Stage.PREFILL else 0
+                self._event(seq.id, EventKind.STARTED, now, seq.stage, n=n_cached)
 
     def _commit(self, outcomes: list[Outcome], now: float) -> None:
         heard, outputs = self._record is not None, self._outputs
@@ -394,6 +395,8 @@ class Engine:
             tokens_found=s.room.n_tokens_found,
             tokens_wanted=s.room.n_tokens_wanted,
             tokens_missed=s.room.n_tokens_missed,
+            tokens_asked=s.room.n_tokens_asked,
+            tokens_from=dict(s.room.n_tokens_from),
             n_preemptions=s.n_preemptions,
             n_steps=s.n_batches - self.lanes.n_in_flight,
             stalled_s=self._stalled_s(now),

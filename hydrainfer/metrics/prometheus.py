@@ -8,40 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent, StepTokens, StoreStats
-from hydrainfer.metrics.of_vllm import VLLM_PREFIX, VllmFamilies
+from hydrainfer.core import PEER, EventKind, InstanceInfo, InstanceStats, LifecycleEvent, StepTokens, StoreStats
+from hydrainfer.metrics.of_requests import RequestMetrics
+from hydrainfer.metrics.of_vllm import VLLM_PREFIX, CacheFacts, VllmFamilies
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 _PREFIX = "hydrainfer"
-_SECONDS = (
-    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 0.75),
-    *(1, 2.5, 5, 10, 30, 60, 120),
-)
-"""Bounds of buckets; among them are all limits that vLLM's dashboards offer as SLOs."""
+_USUAL = CacheFacts()
 _KEPT = 1024  # timelines and ended requests that are kept
-_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 _STEP_SIZES = 14  # the last bucket of tokens per step ends at 2**14
 _STEP_DOC = "Tokens of a language batch: those that decode, prefill and verify."
-_REASONS = ("stop", "length", "abort", "error")  # why a request ends
-
-_HISTOGRAMS = {
-    "time_to_first_token_seconds": ("From arrival to the first token.", _SECONDS),
-    "inter_token_latency_seconds": ("Between two tokens of a request.", _SECONDS),
-    "request_time_per_output_token_seconds": ("Mean time per token after the first.", _SECONDS),
-    "e2e_request_latency_seconds": ("From arrival to the last token.", _SECONDS),
-    "request_queue_time_seconds": ("Waiting, over all stages.", _SECONDS),
-    "request_encode_time_seconds": ("In encode.", _SECONDS),
-    "request_prefill_time_seconds": ("In prefill.", _SECONDS),
-    "request_decode_time_seconds": ("In decode.", _SECONDS),
-    "request_inference_time_seconds": ("In encode, prefill and decode.", _SECONDS),
-    "request_prompt_tokens": ("Prompt tokens of a request, placeholders included.", _TOKENS),
-    "request_generation_tokens": ("Tokens produced for a request.", _TOKENS),
-    "request_max_num_generation_tokens": ("Tokens of its longest choice; a choice is a request here.", _TOKENS),
-}
 
 _OF_INSTANCES = {
     "num_requests_running": "Requests that hold cache.",
@@ -59,7 +39,10 @@ _OF_INSTANCES = {
     "mm_cache_queries": "Pictures of requests that came to be encoded.",
     "mm_cache_hits": "Pictures of such requests whose embeddings were in the cache.",
     "prefix_cache_queries": "Prompt tokens of requests that came to be prefilled.",
-    "prefix_cache_hits": "Prompt tokens of such requests whose KV was in the cache.",
+    "prefix_cache_hits": "Prompt tokens of such requests whose KV was in the device's cache.",
+    "prefix_cache_pulled": "Such tokens whose KV was not there and came from another instance.",
+    "external_prefix_cache_queries": "Such tokens that were not there, and of which other tiers were asked.",
+    "external_prefix_cache_hits": "Of these, the tokens whose KV host memory or the store had.",
     "prefix_cache_missed": "Prompt tokens whose KV is in the cache, computed again because a window or state is gone.",
     "engine_steps": "Batches executed.",
     "requests_landed": "Requests that came from other instances.",
@@ -103,17 +86,19 @@ class Ended(NamedTuple):
 
 class PrometheusRecorder:
     """Builds metrics from lifecycle events. `record` is called by one thread at a time; all else may be used by any
-    thread. `instances` and `waiting` are called at each scrape. `prefix_cache`: whether requests share KV. `prefix`:
-    what all names begin with, before a colon."""
+    thread. `instances` and `waiting` are called at each scrape. `prefix`: what all names begin with, before a colon;
+    with vLLM's, the metrics of requests are by instance, too. `engine`: the instance of events that name none."""
 
     def __init__(
         self,
         model: str,
         instances: Callable[[], list[InstanceInfo]],
         waiting: Callable[[], QueueStats] = QueueStats,
-        prefix_cache: bool = True,
+        caches: CacheFacts = _USUAL,
         prefix: str = _PREFIX,
+        engine: str = "",
     ) -> None:
+        of_vllm = prefix == VLLM_PREFIX
         prefix += ":"
         self._registry = CollectorRegistry()
         self._done: dict[str, Timeline] = {}  # the latest timelines that `timings` has not returned yet
@@ -122,51 +107,43 @@ class PrometheusRecorder:
         self._ended: deque[Ended] = deque(maxlen=_KEPT)
         self._stopped: set[str] = set()  # requests that a stop string has ended
         self._timelines = Timelines(self._request_done)
+        self._registry.register(_InstancesCollector(model, instances, prefix, self._known, caches if of_vllm else None))
+        self._requests = RequestMetrics(model, prefix, self._registry, by_engine=of_vllm, engine=engine)
         labels = ("model_name",)
-        self._histograms = {
-            name: Histogram(prefix + name, doc, labels, buckets=buckets, registry=self._registry).labels(model)
-            for name, (doc, buckets) in _HISTOGRAMS.items()
-        }
-
-        def counter(name: str, doc: str, *by: str) -> Counter:
-            return Counter(prefix + name, doc, (*labels, *by), registry=self._registry)
-
         doc = "Time spent in each of the eight intervals of a request's life."
-        self._interval_s = counter("request_interval_seconds", doc, "interval")
-        kinds = ("prompt", "generation")
-        self._tokens = {
-            kind: counter(f"{kind}_tokens", f"{kind.title()} tokens so far.").labels(model) for kind in kinds
-        }
-        self._success = counter("request_success", "Requests ended, by reason.", "finished_reason")
-        for reason in _REASONS:
-            self._success.labels(model, reason)  # so that it is 0 before the first one
+        self._interval_s = Counter(
+            prefix + "request_interval_seconds", doc, (*labels, "interval"), registry=self._registry
+        )
         doc = "Times that a request went on elsewhere because its instance had died."
-        self._recovered = counter("requests_recovered", doc).labels(model)
-        facts = (*labels, "enable_prefix_caching")
-        info = Gauge(prefix + "cache_config_info", "How the caches are set up.", facts, registry=self._registry)
-        info.labels(model, str(prefix_cache)).set(1)
+        self._recovered = Counter(prefix + "requests_recovered", doc, labels, registry=self._registry).labels(model)
+        if not of_vllm:
+            facts = (*labels, "enable_prefix_caching")
+            info = Gauge(prefix + "cache_config_info", "How the caches are set up.", facts, registry=self._registry)
+            info.labels(model, str(caches.prefix_cache)).set(1)
         self._model = model
-        self._registry.register(_InstancesCollector(model, instances, prefix))
         self._registry.register(_WaitingCollector(model, waiting, prefix))
+        ProcessCollector(registry=self._registry)
+
+    def _known(self, engine: str) -> None:
+        """Let the metrics of an instance be on the page before its first request."""
+        self._requests.of(engine)
 
     def record(self, event: LifecycleEvent) -> None:
         timeline = self._timelines.record(event)
         if timeline is None:
             return
         if event.kind is EventKind.ARRIVED:
-            self._tokens["prompt"].inc(event.n)
-            self._histograms["request_prompt_tokens"].observe(event.n)
             self.n_tokens = (self.n_tokens[0] + event.n, self.n_tokens[1])
         elif event.kind is EventKind.TOKEN:
-            self._tokens["generation"].inc()
+            self._requests.token(event.instance)
             self.n_tokens = (self.n_tokens[0], self.n_tokens[1] + 1)
-        if event.kind is EventKind.RECOVERED:
+        elif event.kind is EventKind.RECOVERED:
             self._recovered.inc()
         if event.kind is EventKind.TOKEN and len(timeline.token_s) > 1:
             at = timeline.token_s
-            self._histograms["inter_token_latency_seconds"].observe(max(at[-1] - at[-2], 0.0))
+            self._requests.next_token(event.instance, max(at[-1] - at[-2], 0.0))
         elif event.kind in (EventKind.ARRIVED, EventKind.TOKEN) and timeline.ttft_s is not None:
-            self._histograms["time_to_first_token_seconds"].observe(timeline.ttft_s)
+            self._requests.first_token(event.instance, timeline)
 
     def timings(self, request_id: str) -> Timeline | None:
         """The timeline of a finished request. It is returned only once, and only while it is among the latest."""
@@ -203,24 +180,9 @@ class PrometheusRecorder:
                 assert timeline.finished_s is not None
                 figures = len(timeline.token_s), timeline.ttft_s, timeline.tpot_s, timeline.e2e_s, timeline.intervals_s
                 self._ended.append(Ended(number, timeline.finished_s, *figures))
-        spent = [s for stage in ("encode", "prefill", "decode") if (s := timeline.intervals_s.get(stage)) is not None]
-        observe = {
-            "request_time_per_output_token_seconds": timeline.tpot_s,
-            "e2e_request_latency_seconds": timeline.e2e_s,
-            "request_queue_time_seconds": timeline.queue_s,
-            "request_encode_time_seconds": timeline.intervals_s.get("encode"),
-            "request_prefill_time_seconds": timeline.intervals_s.get("prefill"),
-            "request_decode_time_seconds": timeline.intervals_s.get("decode"),
-            "request_inference_time_seconds": sum(spent) if spent else None,
-            "request_generation_tokens": len(timeline.token_s),
-            "request_max_num_generation_tokens": len(timeline.token_s),
-        }
-        for name, value in observe.items():
-            if value is not None:
-                self._histograms[name].observe(value)
+        self._requests.ended(timeline)
         for interval in INTERVALS:
             self._interval_s.labels(self._model, interval).inc(timeline.intervals_s.get(interval, 0.0))
-        self._success.labels(self._model, timeline.finish_reason).inc()
 
     def page(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -250,11 +212,19 @@ class _WaitingCollector(Collector):
 
 
 class _InstancesCollector(Collector):
-    """The metrics read from the instances at each scrape: a sample per live instance, labelled `engine` as in vLLM."""
+    """The metrics read from the instances at each scrape: a sample per live instance, labelled `engine` as in vLLM.
+    `known` is called with the name of each instance. `caches`: those of vLLM's dashboards, or None."""
 
-    def __init__(self, model: str, instances: Callable[[], list[InstanceInfo]], prefix: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        instances: Callable[[], list[InstanceInfo]],
+        prefix: str,
+        known: Callable[[str], None],
+        caches: CacheFacts | None,
+    ) -> None:
         self._model, self._prefix = model, prefix
-        self._instances = instances
+        self._instances, self._known, self._caches = instances, known, caches
 
     def describe(self) -> list[Metric]:
         return []  # the names depend on the instances' caches; without this, registration would call `collect`
@@ -266,11 +236,12 @@ class _InstancesCollector(Collector):
         counters: dict[str, CounterMetricFamily] = {}
         drafts = _DraftFamilies(self._model, self._prefix)
         steps = HistogramMetricFamily(self._prefix + "iteration_tokens_total", _STEP_DOC, labels=labels)
-        of_vllm = VllmFamilies(self._model)
+        of_vllm = VllmFamilies(self._model, self._caches or _USUAL)
         for info in self._instances():
             up.add_metric([self._model, info.name, info.role], float(info.state != "dead"))
             if info.stats is None or info.state == "dead":
                 continue
+            self._known(info.name)
             for name, value in _gauges(info.stats).items():
                 gauge = gauges.get(name)
                 if gauge is None:
@@ -286,7 +257,7 @@ class _InstancesCollector(Collector):
             buckets, n_tokens = _step_buckets(info.stats.step_tokens)
             steps.add_metric([self._model, info.name], buckets, n_tokens)
         yield from (up, *gauges.values(), *counters.values(), steps, *drafts.families)
-        if self._prefix == f"{VLLM_PREFIX}:":
+        if self._caches is not None:
             yield from of_vllm.families()
 
 
@@ -334,7 +305,7 @@ def _step_buckets(steps: StepTokens) -> tuple[list[tuple[str, float]], int]:
 
 
 def _doc(name: str) -> str:
-    return next(doc for end, doc in _OF_INSTANCES.items() if name.endswith(end))
+    return _OF_INSTANCES[max((end for end in _OF_INSTANCES if name.endswith(end)), key=len)]
 
 
 def _gauges(s: InstanceStats) -> dict[str, float]:
@@ -361,12 +332,25 @@ def _counters(s: InstanceStats) -> dict[str, float]:
         "mm_cache_queries": s.pictures_wanted,
         "mm_cache_hits": s.pictures_found,
         "prefix_cache_queries": s.tokens_wanted,
-        "prefix_cache_hits": s.tokens_found,
+        "prefix_cache_hits": s.tokens_found - sum(s.tokens_from.values()),
+        "prefix_cache_pulled": s.tokens_from.get(PEER, 0),
         "prefix_cache_missed": s.tokens_missed,
+        **_external_counters(s),
         "engine_steps": s.n_steps,
         "requests_landed": s.n_landed,
         **{f"{spec}_blocks_pulled": n for spec, n in s.blocks_pulled.items()},
         **_store_counters(s.store),
+    }
+
+
+def _external_counters(s: InstanceStats) -> dict[str, float]:
+    """What host memory and the shared store had, if there is one of them."""
+    tiers = s.tokens_from.keys() - {PEER}
+    if not tiers:
+        return {}
+    return {
+        "external_prefix_cache_queries": s.tokens_asked,
+        "external_prefix_cache_hits": sum(s.tokens_from[tier] for tier in tiers),
     }
 
 

@@ -35,8 +35,9 @@ _MIGRATION = {Stage.ENCODE: "encode_queue", Stage.PREFILL: "ep_migration", Stage
 class Timeline:
     """The times and counts of one request. Times in seconds of the engine's clock; `token_s`: one entry per token.
     `n_drafted`, `n_accepted`: the drafts that its steps have verified, and those that were right.
-    `arrived_s`: None until ARRIVED has come. `intervals_s` and `spans` are empty until the request has finished; then
-    they have the total time of each of `INTERVALS` that happened, and each occurrence with its begin and end."""
+    `n_prompt`: its prompt tokens; `n_cached`: those that were in a cache, None before prefill. `instance`: where it
+    ended. `arrived_s`: None until ARRIVED has come. `intervals_s` and `spans` are empty until the request has finished;
+    then they have the total time of each of `INTERVALS` that happened, and each occurrence with its begin and end."""
 
     arrived_s: float | None = None
     token_s: list[float] = field(default_factory=list)
@@ -47,19 +48,24 @@ class Timeline:
     n_recoveries: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    n_prompt: int = 0
+    n_cached: int | None = None
+    instance: str = ""
     intervals_s: dict[str, float] = field(default_factory=dict)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     _cuts: list[tuple[float, str, Stage]] = field(default_factory=list)  # begin, interval, stage; as received
 
     def hear(self, event: LifecycleEvent) -> None:
         """Add an event, any but ARRIVED and FINISHED."""
-        _, kind, at_s, stage, _, n = event
+        _, kind, at_s, stage, _, n, _ = event
         if kind is EventKind.TOKEN:
             self.token_s.append(at_s)
         elif kind is EventKind.QUEUED:
             self._cut(at_s, _QUEUE[Stage(stage)], Stage(stage))
         elif kind is EventKind.STARTED:
             self._cut(at_s, Stage(stage).value, Stage(stage))
+            if stage == Stage.PREFILL and self.n_cached is None:
+                self.n_cached = n
         elif kind is EventKind.MIGRATING:
             self.n_migrations += 1
             self._cut(at_s, _MIGRATION[Stage(stage)], Stage(stage))
@@ -110,6 +116,11 @@ class Timeline:
         return len(self.token_s) - self.n_accepted
 
     @property
+    def n_computed(self) -> int | None:
+        """The prompt tokens that were in no cache; None if it was not prefilled."""
+        return None if self.n_cached is None else max(self.n_prompt - self.n_cached, 0)
+
+    @property
     def ttft_s(self) -> float | None:
         if not self.token_s or self.arrived_s is None:
             return None
@@ -152,8 +163,10 @@ class Timelines:
             if timeline.arrived_s is not None:
                 return None
             timeline.arrived_s = event.at_s
+            timeline.n_prompt = event.n
         elif event.kind is EventKind.FINISHED:
             del self._live[event.request_id]
+            timeline.instance = event.instance
             timeline.finish(event.at_s, event.detail)
             self._finished(event.request_id, timeline)
         else:

@@ -58,7 +58,7 @@ class Finder:
             return self._found(seq, visit, ())
         hit = self._found(seq, visit, self.tiers.values())
         if not hit.fetches:
-            return hit
+            return hit._replace(n_away={})
         here, specs = self._found(seq, visit, ()), self._caches.specs
         n_more = max(0, hit.n_tokens - max(here.n_tokens, seq.n_computed))
         worth_s = self._work_s(n_more, len(here.missing) - len(hit.missing))
@@ -66,7 +66,20 @@ class Finder:
         for fetch in hit.fetches:
             n_bytes[fetch.tier] += len(fetch.blocks) * specs[fetch.spec].block_bytes
         fetch_s = sum(self.tiers[tier].load_s(n) for tier, n in n_bytes.items())
-        return hit._replace(worth_s=worth_s) if fetch_s < worth_s else here
+        if fetch_s >= worth_s:
+            return here._replace(n_away={})
+        return hit._replace(worth_s=worth_s, n_here=here.n_tokens, n_away=self._by_tier(seq, visit, here, hit))
+
+    def _by_tier(self, seq: LiveSequence, visit: Visit, here: Hit, hit: Hit) -> dict[str, int]:
+        """The tokens that each tier adds to what is here, comes with an arrival, or is in those before it."""
+        n_away: dict[str, int] = {}
+        n_known, tiers = max(here.n_tokens, seq.n_computed), [*self.tiers.values()]
+        last = max(i for i, tier in enumerate(tiers) if any(fetch.tier == tier.name for fetch in hit.fetches))
+        for i in range(last + 1):
+            n_tokens = hit.n_tokens if i == last else self._found(seq, visit, tiers[: i + 1]).n_tokens
+            n_away[tiers[i].name] = max(0, n_tokens - n_known)
+            n_known = max(n_known, n_tokens)
+        return n_away
 
     def _found(self, seq: LiveSequence, visit: Visit, asked: Iterable[Tier]) -> Hit:
         request, specs = seq.request, self.specs_of(seq.request, visit)
@@ -80,7 +93,7 @@ class Finder:
         blocks = {spec.name: spec.reusable(request, found[spec.name], n_brought) for spec in specs}
         missing = missing_pictures(request, specs, blocks, n_tokens) if request.media else ()
         fetches = fetches_of(blocks, away) if away else ()
-        return Hit(keys, blocks, n_tokens, min(chained, default=0), missing, fetches)
+        return Hit(keys, blocks, n_tokens, min(chained, default=0), missing, fetches, n_here=n_tokens)
 
     def lacking(self, seq: LiveSequence, visit: Visit) -> dict[str, list[BlockRef]]:
         """The blocks, by cache, that a store might have of a sequence and that are not here."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hydrainfer.cache import DEVICE, CacheSet, CacheSpec, Fetch, Found, Hit, HostTier, Lease, Pulls
-from hydrainfer.core import LiveSequence, Request, Stage
+from hydrainfer.core import PEER, LiveSequence, Request, Stage
 from hydrainfer.scheduler.finding import Finder, Visit
 from hydrainfer.scheduler.saving import Saving
 
@@ -31,6 +32,8 @@ class SequenceRoom:
         self.n_pictures_found = 0
         self.n_tokens_wanted = 0  # by requests that came to be prefilled, and how many of them were computed already
         self.n_tokens_found = 0
+        self.n_tokens_asked = 0  # not on the device, and asked of other tiers
+        self.n_tokens_from = Counter[str](dict.fromkeys(self.finder.tiers, 0))  # found elsewhere: by tier, or `PEER`
         self.n_tokens_missed = 0  # found in the caches of all tokens, but not usable by another cache
 
     def check_fits_empty(self, request: Request, visit: Visit) -> None:
@@ -83,7 +86,7 @@ class SequenceRoom:
         n_tokens, headroom = len(seq.tokens), 0
         if Stage.DECODE in visit:
             headroom = min(self._headroom, seq.request.max_tokens - seq.n_produced)
-        n_computed = max(seq.n_computed, hit.n_tokens)
+        n_brought, n_computed = seq.n_computed, max(seq.n_computed, hit.n_tokens)
         specs = self.finder.specs_of(seq.request, visit)
         need = {spec.name: spec.need(seq.request, n_computed, n_tokens, headroom) for spec in specs}
         lease = self.caches.reserve(seq.id, need, hit)
@@ -95,7 +98,7 @@ class SequenceRoom:
         seq.hold.stops = self._stops(seq, hit, specs)
         self._set_capacity(seq)
         self._set_due(seq)
-        self._count(seq, visit, hit)
+        self._count(seq, visit, hit, n_brought)
         if self.saving.on:
             self._note_found(hit)
         return True
@@ -115,8 +118,8 @@ class SequenceRoom:
         points = {hit.n_chained, *(stop for spec in specs for stop in spec.stops(seq.request))}
         return tuple(sorted(point for point in points if point > seq.n_computed))
 
-    def _count(self, seq: LiveSequence, visit: Visit, hit: Hit) -> None:
-        """Count what the sequence wanted and what of it was cached."""
+    def _count(self, seq: LiveSequence, visit: Visit, hit: Hit, n_brought: int) -> None:
+        """Count what the sequence wanted and what of it was cached. `n_brought`: the computed tokens that it brings."""
         if Stage.ENCODE in visit:
             self.n_pictures_wanted += len(seq.request.media)
             self.n_pictures_found += len(seq.request.media) - len(seq.pending_media)
@@ -124,6 +127,11 @@ class SequenceRoom:
             self.n_tokens_wanted += len(seq.tokens)
             self.n_tokens_found += seq.n_computed
             self.n_tokens_missed += max(0, hit.n_chained - seq.n_computed)
+            if n_brought > hit.n_here:
+                self.n_tokens_from[PEER] += n_brought - hit.n_here
+            if hit.n_away is not None:
+                self.n_tokens_asked += len(seq.tokens) - max(n_brought, hit.n_here)
+                self.n_tokens_from.update(hit.n_away)
             if seq.n_cached < 0:  # a request that has produced tokens finds what it has computed itself
                 seq.n_cached = 0 if seq.n_produced else seq.n_computed
 

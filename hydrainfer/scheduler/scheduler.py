@@ -380,14 +380,14 @@ class Scheduler:
             tokens = tokens or (token,)
             if limited:
                 self.gap.made(seq, len(tokens), now)
-            said = tuple(logprobs[first + i] for i in range(len(tokens))) if first in logprobs else ()
+            entries = tuple(logprobs[first + i] for i in range(len(tokens))) if first in logprobs else ()
             seq.tokens.append(token)
             if guesses and place in guesses:
                 self.drafts.keep(seq, guesses[place])
             if n_computed + 1 < seq.n_most and token not in seq.ends and seq.plan[seq.cursor] is Stage.DECODE:
-                outcomes.append(Outcome(seq, tokens, said, n_drafted=len(drafts)))  # nearly always
+                outcomes.append(Outcome(seq, tokens, entries, n_drafted=len(drafts)))  # nearly always
             else:
-                outcomes.append(self._sampled(seq, tokens, said, len(drafts), now))
+                outcomes.append(self._sampled(seq, tokens, entries, len(drafts), now))
         return outcomes
 
     def _lost(self, seq: LiveSequence, result: StepResult) -> list[Outcome]:
@@ -416,7 +416,7 @@ class Scheduler:
         return [Outcome(seq, ended=Stage.ENCODE)]
 
     def _sampled(
-        self, seq: LiveSequence, tokens: tuple[int, ...], said: tuple[TokenLogprobs, ...], n_drafted: int, now: float
+        self, seq: LiveSequence, tokens: tuple[int, ...], entries: tuple[TokenLogprobs, ...], n_drafted: int, now: float
     ) -> Outcome:
         """The outcome of new `tokens`, which may end the sequence's stage or the sequence."""
         stage, finish = seq.plan[seq.cursor], seq.finish_reason(tokens[-1])
@@ -426,7 +426,7 @@ class Scheduler:
         elif stage is Stage.PREFILL:
             self._advance(seq, now)
         ended = stage if finish is not None or stage is Stage.PREFILL else None
-        return Outcome(seq, tokens, said, ended, finish, n_drafted=n_drafted)
+        return Outcome(seq, tokens, entries, ended, finish, n_drafted=n_drafted)
 
     def observe(self, batch: StepBatch, seconds: float) -> bool:
         """Record a batch that took this long by itself. Returns whether ranks (also of offers) have changed."""

@@ -199,8 +199,8 @@ def _put(store: BlockStore, blocks: Sequence[int], rows: torch.Tensor, came: Seq
             if has:
                 store.bytes[block, : len(row)].copy_(row)
         return
-    has = torch.tensor(came, device=store.device)
-    store.bytes[torch.tensor(blocks, device=store.device)[has], : rows.shape[1]] = rows.to(store.device)[has]
+    mask, ids = torch.tensor(came, device=store.device), torch.tensor(blocks, device=store.device)
+    store.bytes[ids[mask], : rows.shape[1]] = rows.to(store.device)[mask]
     torch.cuda.current_stream(store.device).synchronize()
 
 

@@ -93,6 +93,8 @@ def test_kv_kept_by_the_decode_instance_is_fetched_when_the_prefill_instance_lac
     assert cluster.tokens(second.id) == expected_tokens(second)
     assert n_prefilled(cluster) - before == second.n_prompt - oracle(second, [first])
     assert cluster.devices["E0"].n_encoded == {b"picture1": 1}, "nor is the picture encoded"
+    room = cluster.nodes["P1"].engine.scheduler.room
+    assert room.n_tokens_from == {"peer": oracle(second, [first])} and room.n_tokens_asked == 0
     cluster.check_whole()
 
 

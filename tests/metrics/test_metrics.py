@@ -1,10 +1,11 @@
 import re
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent, StepTokens, total
-from hydrainfer.metrics import HttpCounts, PrometheusRecorder, Timelines
+from hydrainfer.metrics import CacheFacts, HttpCounts, PrometheusRecorder, Timelines
 
 pytestmark = pytest.mark.unit
 
@@ -71,7 +72,7 @@ DASHBOARD = (
 
 
 def test_dashboards_of_vllm_find_all_their_series():
-    recorder = PrometheusRecorder("m", lambda: INSTANCES, prefix="vllm")
+    recorder = PrometheusRecorder("m", lambda: INSTANCES, prefix="vllm", engine="EPD0")
     for e in events():
         recorder.record(e)
     page = recorder.page().decode()
@@ -80,7 +81,7 @@ def test_dashboards_of_vllm_find_all_their_series():
         assert values, name
         assert any(float(value) > 0 for value in values) or name.startswith(("num_requests_waiting", "prefix")), name
     assert "hydrainfer:" not in page
-    assert 'vllm:request_inference_time_seconds_sum{model_name="m"} 4.625' in page  # 1 + 0.75 + 2.875
+    assert 'vllm:request_inference_time_seconds_sum{engine="EPD0",model_name="m"} 4.625' in page  # 1 + 0.75 + 2.875
 
 
 def test_the_page_carries_the_names_dashboards_key_on():
@@ -189,6 +190,56 @@ def test_statuses_are_classes_where_vllms_dashboards_ask():
         page = counts.page().decode()
         assert f'http_requests_total{{handler="/v1/x",method="POST",status="{status}"}} 1.0' in page
         assert 'http_request_duration_seconds_sum{handler="/v1/x",method="POST"} 0.5' in page
+
+
+def test_tokens_that_were_found_are_told_apart_by_where_they_were():
+    """Of 100 tokens wanted, 30 were on the device, 20 in host memory, 15 in the store, 5 at another instance."""
+    where = {"host": 20, "store": 15, "peer": 5}
+    stats = structs.replace(STATS, tokens_wanted=100, tokens_found=70, tokens_asked=65, tokens_from=where)
+    sizes = stats.cache_blocks | {"host_kv": (7, 0, 0)}
+    infos = [InstanceInfo("EPD0", "EPD", "alive", stats=structs.replace(stats, cache_blocks=sizes))]
+    page = PrometheusRecorder("m", lambda: infos, caches=CacheFacts(True, 32), prefix="vllm").page().decode()
+    of = 'engine="EPD0",model_name="m"'
+    facts = 'block_size="32",enable_prefix_caching="True",engine="EPD0",num_cpu_blocks="7",num_gpu_blocks="10"'
+    for line in (
+        f"prefix_cache_queries_total{{{of}}} 100.0",
+        f"prefix_cache_hits_total{{{of}}} 30.0",
+        f"prefix_cache_pulled_total{{{of}}} 5.0",
+        f"external_prefix_cache_queries_total{{{of}}} 65.0",
+        f"external_prefix_cache_hits_total{{{of}}} 35.0",
+        f"prompt_tokens_cached_total{{{of}}} 70.0",
+        f'prompt_tokens_by_source_total{{{of},source="local_compute"}} 30.0',
+        f'prompt_tokens_by_source_total{{{of},source="local_cache_hit"}} 30.0',
+        f'prompt_tokens_by_source_total{{{of},source="external_kv_transfer"}} 40.0',
+        f'prompt_tokens_cached_by_source_total{{{of},source="device"}} 30.0',
+        f'prompt_tokens_cached_by_source_total{{{of},source="host"}} 20.0',
+        f'prompt_tokens_cached_by_source_total{{{of},source="p2p"}} 5.0',
+        f'prompt_tokens_cached_by_source_total{{{of},source="external_unspecified"}} 15.0',
+        f"cache_config_info{{{facts}}} 1.0",
+    ):
+        assert f"\nvllm:{line}\n" in page, line
+    both = total([infos[0].stats, structs.replace(STATS, tokens_asked=1, tokens_from={"host": 1})])
+    assert (both.tokens_asked, both.tokens_from) == (66, where | {"host": 21})
+
+
+def test_what_the_document_says_is_not_here_is_not_here():
+    document = (Path(__file__).parent.parent.parent / "docs" / "vllm.md").read_text()
+    table = document.partition("## Metrics that are not here")[2].partition("## Options")[0]
+    names = re.findall(r"`(vllm:\w+)", table)
+    page = PrometheusRecorder("m", lambda: INSTANCES, prefix="vllm").page().decode()
+    assert len(names) > 8 and not [name for name in names if name in page]
+
+
+def test_a_server_without_other_tiers_does_not_speak_of_external_caches():
+    page = PrometheusRecorder("m", lambda: INSTANCES, prefix="vllm").page().decode()
+    assert "external_prefix_cache" not in page and "vllm:prefix_cache_hits_total" in page
+
+
+def test_the_process_of_the_server_has_the_metrics_of_prometheus_clients():
+    page = PrometheusRecorder("m", list).page().decode()
+    for name in ("cpu_seconds_total", "resident_memory_bytes", "start_time_seconds", "open_fds", "max_fds"):
+        (value,) = re.findall(rf"^process_{name} (\S+)$", page, re.MULTILINE)
+        assert float(value) > 0, name
 
 
 def test_only_vllms_dashboards_get_names_that_say_the_same_again():

@@ -3,8 +3,9 @@
 import pytest
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.core import Lane, Role
+from hydrainfer.core import Lane, LiveSequence, Role, Stage
 from hydrainfer.scheduler import Budgets, Scheduler
+from hydrainfer.scheduler.finding import Finder
 from tests.scheduler.fakes import EMBED, KV, DictTier, FakeDevice, expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
@@ -90,3 +91,15 @@ def test_one_whose_copy_fails_is_computed_again():
     rig.serve()
     assert rig.said["r"] == expected_tokens(request)
     rig.check_idle()
+
+
+def test_tokens_that_two_tiers_have_count_for_the_first():
+    tiers = [DictTier(FakeDevice(), name=name) for name in ("first", "second")]
+    finder = Finder(CacheSet({KV: 40, EMBED: 4}), tiers)
+    seq = LiveSequence(make_request("r", n_text=40, salt=b""), (0.0, 0), 0.0)
+    keys = finder.keys_of(seq)["kv"]
+    for tier, n_blocks in zip(tiers, (3, 7), strict=True):
+        tier.blocks = {("kv", key): i for i, key in enumerate(keys[:n_blocks])}
+    hit = finder.match(seq, (Stage.PREFILL, Stage.DECODE))
+    assert (hit.n_here, hit.n_tokens, hit.n_away) == (0, 7 * 4, {"first": 3 * 4, "second": 4 * 4})
+    assert finder.match(seq, (Stage.PREFILL, Stage.DECODE), tiers=False).n_away is None

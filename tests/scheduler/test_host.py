@@ -99,6 +99,9 @@ def test_what_the_device_has_evicted_is_copied_back(more):
     assert Instance(0, more).serve(*rounds()).n_computed == 2 * 6 * n_prompt
     kept = Instance(150, more).serve(*rounds())
     assert kept.n_computed == 6 * n_prompt + 6 * 4
+    room = kept.s.room
+    assert room.n_tokens_asked == 12 * n_prompt and room.n_tokens_found == sum(room.n_tokens_from.values())
+    assert room.n_tokens_from == {"host": 6 * (n_prompt - 4)}, "the device had none of it any more"
     assert Instance(20, more).serve(*rounds()).n_computed > 6 * n_prompt + 6 * 4, (
         "found though it was evicted there, too"
     )

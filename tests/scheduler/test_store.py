@@ -90,6 +90,32 @@ def test_what_is_here_is_not_loaded_and_what_is_not_worth_it_neither():
     assert not slow.jobs("load") and slow.computed["d"] == 40
 
 
+def counts_of(instance):
+    """The prompt tokens that were wanted, found anywhere, asked of the store, and found there."""
+    room = instance.s.room
+    return room.n_tokens_wanted, room.n_tokens_found, room.n_tokens_asked, dict(room.n_tokens_from)
+
+
+def test_tokens_are_counted_by_where_they_were_found():
+    shelf = Shelf()
+    first = Instance(shelf).serve(prompt("a"))
+    assert counts_of(first) == (40, 0, 40, {"store": 0})
+    second = Instance(shelf).serve(prompt("b"))
+    assert counts_of(second) == (40, 36, 40, {"store": 36})
+    second.serve(prompt("c"))
+    assert counts_of(second) == (80, 72, 44, {"store": 36}), "on the device now; of the rest the store was asked"
+    second.serve(prompt("d", 60))
+    assert counts_of(second) == (140, 112, 64, {"store": 36}), "longer than what any has"
+
+
+def test_what_is_not_worth_its_load_counts_as_asked_and_not_found():
+    shelf = Shelf()
+    Instance(shelf).serve(prompt("a"))
+    slow = Instance(shelf)
+    slow.rig.tier.byte_s = 1e6
+    assert counts_of(slow.serve(prompt("b"))) == (40, 0, 40, {"store": 0})
+
+
 def test_a_request_waits_for_an_answer_no_longer_than_a_moment():
     late = Instance(slowest=0.0)
     late.store.slowest = 1e6

@@ -149,8 +149,8 @@ def _refusal(message: Mapping, where: str) -> str:
 
 def _reasoning(message: Mapping, role: str) -> str | None:
     """The reasoning of an assistant's message, under either of the names that clients use; None for other roles."""
-    said = message.get("reasoning_content") or message.get("reasoning")
-    return said if role == "assistant" and isinstance(said, str) else None
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    return reasoning if role == "assistant" and isinstance(reasoning, str) else None
 
 
 def _parse_content(content: object, role: str, where: str, local: bool) -> tuple[ContentPart, ...]:
@@ -198,8 +198,8 @@ def _parse_part(part: object, where: str, local: bool) -> ContentPart:
 def check_path(source: str, where: str, instead: str) -> None:
     """Raises `InvalidRequest` if `source` is a URL rather than a path."""
     if source.startswith(("http://", "https://", "data:", "file://")):
-        said = f'send a URL as {{"type": "{instead}", "{instead}": {{"url": …}}}}'
-        raise InvalidRequest(f"{where}: this is taken for a path; {said}", param=where)
+        hint = f'send a URL as {{"type": "{instead}", "{instead}": {{"url": …}}}}'
+        raise InvalidRequest(f"{where}: this is taken for a path; {hint}", param=where)
 
 
 def local_image(source: object, where: str) -> bytes | Path | Image.Image:

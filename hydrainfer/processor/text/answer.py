@@ -36,8 +36,8 @@ class MarkedStream(AnswerStream):
             reasoning, text = self._thoughts.push(text, last=last)
         if self._calls is None:
             return [AnswerPiece(reasoning, text)]
-        said = self._calls.push(text, last=last, cut=cut)
-        return [AnswerPiece(reasoning), *said] if reasoning else said
+        pieces = self._calls.push(text, last=last, cut=cut)
+        return [AnswerPiece(reasoning), *pieces] if reasoning else pieces
 
 
 def answer_stream(

@@ -61,8 +61,8 @@ class ChatTemplate:
         self.takes_parts = False  # until it is known
         self.takes_parts = self._echoes([{"type": "text", "text": _PROBE}], failures)
         if not self.takes_parts and not self._echoes(_PROBE, failures):
-            said = f"{name} renders neither text nor parts of a user message"
-            raise CheckpointError("; ".join([said, *failures[-1:]]))
+            message = f"{name} renders neither text nor parts of a user message"
+            raise CheckpointError("; ".join([message, *failures[-1:]]))
         self._forms = {role: self._forms_of(role) for role in ("system", "user", "assistant")}
         self.takes_tools = self._shows_tools()
         self.tools = tool_format or format_of(self._tool_source)

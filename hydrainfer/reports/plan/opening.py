@@ -24,10 +24,10 @@ _VERBS = {"E": ("encodes", "encode"), "P": ("prefills", "prefill"), "D": ("decod
 def opening(plan: LayoutPlan) -> Iterator[str]:
     """The sections before the figures, as HTML."""
     choice = plan.choice
-    said = answer(plan)
+    sentences = answer(plan)
     if choice is not None and (words := in_words(choice.layout)):
-        said.insert(1, f"{choice.layout} is {words}.")
-    yield answered(said)
+        sentences.insert(1, f"{choice.layout} is {words}.")
+    yield answered(sentences)
     if plan.launch:
         yield "<h3>To start it</h3><p class=launch><code>" + escape(plan.launch) + "</code></p>"
         yield "<p class=sub>layout.yaml lies beside this page.</p>"

@@ -39,8 +39,10 @@ class Hosts:
         if scope["type"] == "http":
             name = _host_name(next((v for k, v in scope["headers"] if k == b"host"), b""))
             if not self._allows(name):
-                said = f"the host {name[:255]!r} is not allowed: set --api-key, or name the host in --allowed-origins"
-                response = self._protocols.error_response(HostNotAllowed(said), route_path(scope))
+                message = (
+                    f"the host {name[:255]!r} is not allowed: set --api-key, or name the host in --allowed-origins"
+                )
+                response = self._protocols.error_response(HostNotAllowed(message), route_path(scope))
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)

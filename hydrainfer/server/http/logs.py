@@ -131,9 +131,9 @@ class StatsLine:
 
 
 def _medians(ttfts: list[float | None], tpots: list[float | None]) -> str:
-    said = []
+    medians = []
     for name, given, unit, scale in (("TTFT", ttfts, "s", 1.0), ("TPOT", tpots, "ms", 1e3)):
         known = sorted(value for value in given if value is not None)
         if known:
-            said.append(f"{name} {known[len(known) // 2] * scale:.3g} {unit}")
-    return f" (median {', '.join(said)})" if said else ""
+            medians.append(f"{name} {known[len(known) // 2] * scale:.3g} {unit}")
+    return f" (median {', '.join(medians)})" if medians else ""

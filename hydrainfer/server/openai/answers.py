@@ -65,8 +65,8 @@ class Answers:
         """Raises `InvalidRequest` if this model has no reasoning that is separated from its answers."""
         template = self.intake.processor.model.template
         if template is None or template.reasoning is None:
-            said = f"this model does not reason; leave out {param}"
-            raise InvalidRequest(said, param=param, code="unsupported_parameter")
+            message = f"this model does not reason; leave out {param}"
+            raise InvalidRequest(message, param=param, code="unsupported_parameter")
 
     async def chat(self, request: Request, fields: ChatFields, shape: Shape = CHAT) -> Response:
         """The answer to a chat, of whatever protocol; `shape` has the format of the answer."""

@@ -144,10 +144,10 @@ class Choices(Reply):
             **self._predicted(),
         }
 
-    def _follow(self, said: Iterable[tuple[int, Sequence[int]]]) -> None:
+    def _follow(self, sampled: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Compare new tokens of these choices with what was predicted."""
         if self._predictions:
-            for choice, token_ids in said:
+            for choice, token_ids in sampled:
                 self._predictions[choice].follow(token_ids)
 
     def _predicted(self) -> dict[str, Any]:
@@ -187,12 +187,12 @@ class ChatReply(Choices):
         return b"".join(events)
 
     def chunk(self, delta: Delta) -> dict[str, Any] | None:
-        said = self._read(delta.choice, delta.text, delta.finish_reason)
-        if not (said or self._tells(delta)):
+        piece = self._read(delta.choice, delta.text, delta.finish_reason)
+        if not (piece or self._tells(delta)):
             return None
         choice: dict[str, Any] = {
             "index": delta.choice,
-            "delta": self._delta(said, last=delta.finish_reason is not None),
+            "delta": self._delta(piece, last=delta.finish_reason is not None),
             "logprobs": self._logprobs(delta),
             "finish_reason": self._finish(delta.choice, delta.finish_reason),
         }
@@ -203,10 +203,10 @@ class ChatReply(Choices):
         return choice
 
     def choice(self, index: int, done: Completion) -> dict[str, Any]:
-        said = self._read(index, done.text, done.finish_reason)
+        piece = self._read(index, done.text, done.finish_reason)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "refusal": None, **self._message(said)},
+            "message": {"role": "assistant", "refusal": None, **self._message(piece)},
             "logprobs": self._logprobs(done),
             "finish_reason": self._finish(index, done.finish_reason),
             "stop_reason": done.stop_reason,
@@ -218,15 +218,15 @@ class ChatReply(Choices):
     def _read(self, index: int, text: str, finish_reason: str | None) -> AnswerPiece:
         """The reasoning, content and calls in a piece of a choice's text. `finish_reason`: of the last piece."""
         last, cut = finish_reason is not None, finish_reason == "length"
-        said = together(self._streams[index].push(text, last=last, cut=cut))
-        return said if self._shows_reasoning else msgspec.structs.replace(said, reasoning="")
+        piece = together(self._streams[index].push(text, last=last, cut=cut))
+        return piece if self._shows_reasoning else msgspec.structs.replace(piece, reasoning="")
 
-    def _delta(self, said: AnswerPiece, *, last: bool) -> dict[str, Any]:
-        content = {"content": said.content} if said.content or not (said.reasoning or last) else {}
-        return _reasoned(said) | content
+    def _delta(self, piece: AnswerPiece, *, last: bool) -> dict[str, Any]:
+        content = {"content": piece.content} if piece.content or not (piece.reasoning or last) else {}
+        return _reasoned(piece) | content
 
-    def _message(self, said: AnswerPiece) -> dict[str, Any]:
-        return {"content": (said.content or None) if said.reasoning else said.content, **_reasoned(said)}
+    def _message(self, piece: AnswerPiece) -> dict[str, Any]:
+        return {"content": (piece.content or None) if piece.reasoning else piece.content, **_reasoned(piece)}
 
     def _finish(self, index: int, reason: str | None) -> str | None:  # noqa: ARG002
         return reason
@@ -241,9 +241,9 @@ class ChatReply(Choices):
         return chat_logprobs(self.vocabulary, part.token_ids, part.logprobs)
 
 
-def _reasoned(said: AnswerPiece) -> dict[str, str]:
+def _reasoned(piece: AnswerPiece) -> dict[str, str]:
     """The reasoning under both field names that clients know; empty if there is none."""
-    return {"reasoning_content": said.reasoning, "reasoning": said.reasoning} if said.reasoning else {}
+    return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning} if piece.reasoning else {}
 
 
 class CompletionReply(Choices):

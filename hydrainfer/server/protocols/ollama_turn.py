@@ -62,10 +62,10 @@ class GenerateTurn(ReplyTurn):
             self._logprobs += chat_logprobs(self.vocabulary, new.token_ids, new.logprobs)["content"]
         return super()._say(new)
 
-    def _line(self, said: dict[str, Any], **end: Any) -> bytes:
+    def _line(self, fields: dict[str, Any], **end: Any) -> bytes:
         new, self._n_told = self._logprobs[self._n_told :], len(self._logprobs)
         likely = {"logprobs": new} if new else {}
-        line = {**head(self.model, self.created), **said, "done": bool(end), **likely, **end}
+        line = {**head(self.model, self.created), **fields, "done": bool(end), **likely, **end}
         return orjson.dumps(line) + b"\n"
 
     def _figures(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
@@ -93,8 +93,8 @@ class ChatTurn(GenerateTurn):
         made = [
             {"function": {"name": call.name, "arguments": read_arguments(call.text, orjson.loads)}} for call in calls
         ]
-        said = {"role": "assistant", "content": _text(parts, "text"), **_thinking(parts)}
-        return {"message": {**said, **({"tool_calls": made} if made else {})}}
+        message = {"role": "assistant", "content": _text(parts, "text"), **_thinking(parts)}
+        return {"message": {**message, **({"tool_calls": made} if made else {})}}
 
 
 def _text(parts: Sequence[ReplyPart], kind: str) -> str:

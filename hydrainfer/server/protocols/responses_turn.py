@@ -60,14 +60,14 @@ class ResponseTurn(ReplyTurn):
     def end(self, part: ReplyPart) -> bytes:
         if part.kind == "call":
             fields = {"name": part.name, "arguments": part.text, **self._at(), **self._id()}
-            said = self._event("response.function_call_arguments.done", **fields)
+            events = self._event("response.function_call_arguments.done", **fields)
         else:
             if part.kind == "thought":
-                said = self._event("response.reasoning_text.done", text=part.text, **self._inside())
+                events = self._event("response.reasoning_text.done", text=part.text, **self._inside())
             else:
-                said = self._event("response.output_text.done", text=part.text, logprobs=[], **self._inside())
-            said += self._event("response.content_part.done", part=_content(part, part.text), **self._inside())
-        return said + self._event("response.output_item.done", item=self._item(part, "completed"), **self._at())
+                events = self._event("response.output_text.done", text=part.text, logprobs=[], **self._inside())
+            events += self._event("response.content_part.done", part=_content(part, part.text), **self._inside())
+        return events + self._event("response.output_item.done", item=self._item(part, "completed"), **self._at())
 
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
         response = self._ended(n_tokens, timelines)
@@ -77,8 +77,10 @@ class ResponseTurn(ReplyTurn):
         return orjson.dumps(self._ended(n_tokens, timelines))
 
     def error(self, error: HydraError) -> bytes:
-        said = {"message": error.message, "code": error.code or error.type, "param": error.param}
-        return self._event("error", **said, error={**said, "type": error.type})  # the client raises if it finds `error`
+        fields = {"message": error.message, "code": error.code or error.type, "param": error.param}
+        return self._event(
+            "error", **fields, error={**fields, "type": error.type}
+        )  # the client raises if it finds `error`
 
     def _ended(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
         status = "incomplete" if self.finish_reason == "length" else "completed"

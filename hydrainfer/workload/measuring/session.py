@@ -50,10 +50,10 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         least = {"requests": 1, "unloaded": 1, "warmup": 0, "min_s": 0}
         for name, number in least.items():
             if not (value := getattr(self, name)) >= number:  # a NaN is refused, too
-                said = name
+                option = name
                 if name == "min_s":
-                    said = "min-seconds"
-                raise ConfigError(f"{said} must be at least {number}, not {value}", param=name)
+                    option = "min-seconds"
+                raise ConfigError(f"{option} must be at least {number}, not {value}", param=name)
 
     def n_at(self, rate_per_s: float) -> int:
         return max(self.requests, round(rate_per_s * self.min_s))
