@@ -78,9 +78,8 @@ class ResponseTurn(ReplyTurn):
 
     def error(self, error: HydraError) -> bytes:
         fields = {"message": error.message, "code": error.code or error.type, "param": error.param}
-        return self._event(
-            "error", **fields, error={**fields, "type": error.type}
-        )  # the client raises if it finds `error`
+        nested = {**fields, "type": error.type}  # the client raises if it finds `error`
+        return self._event("error", **fields, error=nested)
 
     def _ended(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
         status = "incomplete" if self.finish_reason == "length" else "completed"
