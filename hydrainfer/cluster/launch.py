@@ -117,5 +117,5 @@ class InProcess:
         except Exception:
             _log.exception("instance %s ended", plan.name)
         finally:
-            if plan.name in self.nodes:
-                self._on_gone(plan.name, self.nodes[plan.name].incarnation)
+            if (node := self.nodes.get(plan.name)) is not None:  # not so if it ends long after `close`
+                self._on_gone(plan.name, node.incarnation)

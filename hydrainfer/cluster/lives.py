@@ -266,10 +266,10 @@ class Lives:
             live.early.append((output, report.name))
             return
         self._tell(live, output, at_s, report.name)
-        for early in sorted(live.early, key=lambda one: one[0].start):
-            if early[0].start <= len(live.produced) and live.request.id in self._live:
-                live.early.remove(early)
-                self._tell(live, early[0], at_s, early[1])
+        for early, instance in sorted(live.early, key=lambda one: one[0].start):
+            if early.start <= len(live.produced) and live.request.id in self._live:
+                live.early.remove((early, instance))
+                self._tell(live, early, at_s, instance)
 
     def _tell(self, live: LiveRequest, output: Output, at_s: float, instance: str) -> None:
         """Pass the new part of an instance's `output` on to the client."""

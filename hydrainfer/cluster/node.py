@@ -181,16 +181,8 @@ class Node(Instance):
         if not self.deserted:
             lists = tuple(self.outputs), tuple(self._events), tuple(self.moves)
             stats = engine.stats(now) if now >= self.beat_at else None
-            facts = (
-                now,
-                *lists,
-                engine.load(),
-                stats,
-                self.links[HUB].number(),
-                engine.news(),
-                *engine.out_of_reach(now),
-            )
-            self._tell(Report(self.name, self.incarnation, *facts, forgotten=tuple(self.forgotten)))
+            body = now, *lists, engine.load(), stats, self.links[HUB].number(), engine.news(), *engine.out_of_reach(now)
+            self._tell(Report(self.name, self.incarnation, *body, forgotten=tuple(self.forgotten)))
         self._events.clear()
 
     def post(self, peer: str, parcel: Parcel) -> None:

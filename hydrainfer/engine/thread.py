@@ -34,7 +34,7 @@ class EngineThread:
         self._closing = False
         self._dead: HydraError | None = None
         self._engine: Engine | None = None
-        self._last: InstanceStats | None = None
+        self._last_stats: InstanceStats | None = None
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
     def start(self, engine: Engine) -> None:
@@ -60,7 +60,7 @@ class EngineThread:
     def stats(self) -> InstanceStats:
         """A snapshot; counts may be a step apart from each other. After `close`, the last one."""
         engine = self._engine
-        stats = self._last if engine is None else engine.stats(self._clock())
+        stats = self._last_stats if engine is None else engine.stats(self._clock())
         assert stats is not None, "stats before start"
         return stats if self._dead is None else msgspec.structs.replace(stats, stalled_s=float("inf"))
 
@@ -92,7 +92,7 @@ class EngineThread:
         if self._thread.is_alive():
             self._thread.join()
         if self._engine is not None:
-            self._last, self._engine = self.stats(), None  # so that weights and caches go, whoever still has us
+            self._last_stats, self._engine = self.stats(), None  # so that weights and caches go, whoever still has us
 
     def _post(self, call: Callable[[Engine, float], None]) -> None:
         self._inbox.append(call)

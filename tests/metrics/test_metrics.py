@@ -193,7 +193,7 @@ def test_statuses_are_classes_where_vllms_dashboards_ask():
 
 
 def test_tokens_that_were_found_are_told_apart_by_where_they_were():
-    """Of 100 tokens wanted, 30 were on the device, 20 in host memory, 15 in the store, 5 at another instance."""
+    """Tokens count where they were found: of 100, 30 here, 20 in host memory, 15 in a store, 5 at a peer."""
     where = {"host": 20, "store": 15, "peer": 5}
     stats = structs.replace(STATS, tokens_wanted=100, tokens_found=70, tokens_asked=65, tokens_from=where)
     sizes = stats.cache_blocks | {"host_kv": (7, 0, 0)}
