@@ -29,8 +29,9 @@ def nap(part, seconds, trace=None):
     return echo(part)
 
 
-def stuck(part):
-    """Deaf to everything but SIGKILL."""
+def stuck(part, trace=None):
+    """Deaf to everything but SIGKILL. `trace` gets its process id."""
+    _write(trace, str(os.getpid()).encode())
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
     while True:
         time.sleep(60)

@@ -141,10 +141,10 @@ def test_what_libraries_say_is_not_for_the_console_and_what_bugs_do_is(pool, cap
     assert "a media worker failed" in err and "ZeroDivisionError" in err
 
 
-def test_a_stuck_worker_is_replaced_and_the_others_go_on(pool):
-    workers = pool(2, job_limit_s=3.0)
+def test_a_stuck_worker_is_replaced_and_the_others_go_on(pool, tmp_path):
+    workers, trace = pool(2, job_limit_s=3.0), tmp_path / "stuck"
     assert works(workers) and works(workers)
-    caught = workers.submit(jobs.stuck, part())
+    caught = workers.submit(jobs.stuck, part(), str(trace))
     n_served = 0
     while not caught.done():
         assert works(workers)
@@ -153,7 +153,8 @@ def test_a_stuck_worker_is_replaced_and_the_others_go_on(pool):
     with pytest.raises(DeadlineExceeded, match=r"more than 3 s") as e:
         caught.result()
     assert e.value.code == "media_timeout"
-    assert len(workers.pids) == 1 and works(workers)
+    pid = int(trace.read_text())
+    assert alive([pid]) == [] and pid not in workers.pids and works(workers)
 
 
 def test_a_worker_that_stops_answering_fails_its_job_and_is_replaced(pool):
