@@ -18,6 +18,9 @@ from tests.stores.resp_server import ROOT, block_of, got, name_of, put
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
 
+PATIENCE_S = 20.0
+
+
 class Clock:
     now_s = 100.0
 
@@ -26,16 +29,18 @@ class Clock:
 
 
 class Memory:
-    """A store in this process. `error`: what every call raises; `write_error`: what writing raises."""
+    """A store in this process. `error`: what every call raises; `write_error`: what writing raises; `gate`: what every
+    call waits for."""
 
     def __init__(self, place):
         self.place, self.counts = place, Counter()
         self.blocks, self.calls, self.error, self.write_error = {}, [], None, None
-        self.delay_s, self.closed = 0.0, False
+        self.gate, self.closed = threading.Event(), False
+        self.gate.set()
 
     def _called(self, what):
         self.calls.append(what)
-        time.sleep(self.delay_s)
+        self.gate.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
 
@@ -69,6 +74,13 @@ class Memory:
 
     def close(self):
         self.closed = True
+
+
+def wait_until(condition):
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s, "this did not happen in time"
+        time.sleep(0.001)
 
 
 NAMES = [name_of(i, group=(i // 4).to_bytes(8)) for i in range(400)]  # 100 groups of 4
@@ -162,13 +174,15 @@ def test_a_dead_place_is_asked_after_ever_longer_pauses(store, places, clock):
 
 
 def test_calls_that_fail_together_make_one_pause(store, places, clock):
-    places[0].error, places[0].delay_s = StoreError("gone"), 0.1
+    places[0].error = StoreError("gone")
+    places[0].gate.clear()
     mine = name_in(store, places[0])
     threads = [threading.Thread(target=store.has, args=([mine],)) for _ in range(4)]
     for thread in threads:
         thread.start()
-    time.sleep(0.05)
+    wait_until(lambda: len(places[0].calls) == 4)
     clock.now_s += 1
+    places[0].gate.set()
     for thread in threads:
         thread.join()
     places[0].error = None
@@ -183,13 +197,13 @@ def test_after_a_pause_one_thread_tries_and_no_other_waits(store, places, clock)
     places[0].error = StoreError("gone")
     store.has([mine])
     clock.now_s += 1
-    places[0].delay_s = 0.3
+    places[0].gate.clear()
     slow = threading.Thread(target=store.has, args=([mine],))
     slow.start()
-    time.sleep(0.1)
-    start_s = time.monotonic()
+    wait_until(lambda: len(places[0].calls) == 2)
     assert store.has([mine]) == [False]
-    assert time.monotonic() - start_s < 0.15
+    assert slow.is_alive()
+    places[0].gate.set()
     slow.join()
     assert places[0].calls == ["has", "has"]
 
@@ -237,22 +251,21 @@ def test_if_all_places_are_full_the_store_is(store, places):
 
 
 def test_places_are_called_at_the_same_time(store, places):
+    together = threading.Barrier(len(places))
     for place in places:
-        place.delay_s = 0.2
-    start_s = time.monotonic()
-    store.has(NAMES)
-    assert time.monotonic() - start_s < 0.5
+        place.gate = together
+    assert store.has(NAMES) == [False] * 400
 
 
 def test_a_slow_place_does_not_delay_calls_to_others(store, places):
-    places[0].delay_s = 0.5
+    places[0].gate.clear()
     callers = [threading.Thread(target=store.has, args=(NAMES,)) for _ in range(8)]  # more than it has threads
     for caller in callers:
         caller.start()
-    time.sleep(0.05)
-    start_s = time.monotonic()
+    wait_until(lambda: places[0].calls)
     store.has([name_in(store, places[1]), name_in(store, places[2])])
-    assert time.monotonic() - start_s < 0.3
+    assert all(caller.is_alive() for caller in callers)
+    places[0].gate.set()
     for caller in callers:
         caller.join()
 
