@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import time
+import threading
 from contextlib import suppress
 
 import httpx
@@ -28,11 +28,12 @@ def test_leaving_a_stream_cancels(start):
     assert server.engine.n_steps < 300
 
 
-async def ask_and_leave(server, body):
-    """Ask, and leave once the request has reached the engine."""
-    async with httpx.AsyncClient(base_url=server.url) as client:
-        task = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
-        while not server.engine.submitted:
+async def ask_and_leave(server, body, reached=None, path="/v1/chat/completions"):
+    """Ask, and leave once `reached` is not empty: by default, when the request has reached the engine."""
+    reached = server.engine.submitted if reached is None else reached
+    async with httpx.AsyncClient(base_url=server.url) as client, asyncio.timeout(20):
+        task = asyncio.ensure_future(client.post(path, json=body))
+        while not reached:
             await asyncio.sleep(0.005)
         task.cancel()
 
@@ -55,19 +56,21 @@ def test_leaving_a_frozen_engine_while_a_stream_has_not_begun(start):
 def test_leaving_while_the_request_is_prepared(start, monkeypatch):
     server = start()
     prepare = server.intake.processor.chat
-    begun = []
+    begun, ended, may_prepare = [], threading.Event(), threading.Event()
 
     def slowly(*args, **options):
         begun.append(1)
-        time.sleep(0.5)
-        return prepare(*args, **options)
+        try:
+            assert may_prepare.wait(20)
+            return prepare(*args, **options)
+        finally:
+            ended.set()
 
     monkeypatch.setattr(server.intake.processor, "chat", slowly)
-    with pytest.raises(httpx.ReadTimeout):
-        server.http.post("/v1/chat/completions", json=BODY, timeout=0.2)
-    assert begun
+    asyncio.run(ask_and_leave(server, BODY, begun))
     wait_until(lambda: server.sessions.n_live == 0)
-    time.sleep(0.6)  # until the thread has made the pictures that nobody wants any more
+    may_prepare.set()  # pictures that nobody wants any more
+    assert ended.wait(20)
     server.check_idle()
     assert not server.engine.submitted
 
@@ -84,8 +87,8 @@ def test_leaving_while_a_prompt_is_counted(start, monkeypatch, path):
             counts.append(-1)
 
     monkeypatch.setattr(server.intake, "encode_chat", slowly)
-    with pytest.raises(httpx.ReadTimeout):
-        server.http.post(path, json={"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}, timeout=0.2)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    asyncio.run(ask_and_leave(server, body, counts, path))
     wait_until(lambda: counts == [1, -1])
     server.check_idle()
 

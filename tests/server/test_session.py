@@ -47,11 +47,22 @@ class Bench:
         self.sessions.check(idle=True)
         self.pixels.check(idle=True)
 
+    async def idle(self):
+        """Waits in the loop that hands outputs over."""
+        await happens(self.at_rest)
+        self.check_idle()
+
     def close(self):
         self.intake.close()
         self.engine.close()
         self.sessions.settle_all()
         self.check_idle()
+
+
+async def happens(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -101,8 +112,7 @@ async def test_cancelling_the_reader_cancels_the_request(make):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.sleep(0.05)
-    bench.check_idle()
+    await bench.idle()
     assert len(bench.engine.cancelled) == 1
 
 
@@ -115,14 +125,13 @@ async def test_closing_while_somebody_waits_ends_the_iteration(make):
     stream.close()
     stream.close()
     assert await reader is None
-    await asyncio.sleep(0.05)
-    bench.check_idle()
+    await bench.idle()
 
 
 async def test_outputs_that_wait_for_their_reader_are_merged(make):
     bench = make(tokens_per_step=1)
     stream = await bench.intake.chat(CHAT, SamplingParams(max_tokens=50))
-    await asyncio.sleep(0.2)
+    await happens(bench.at_rest)
     (first,) = await anext(stream)
     assert first.token_ids == [*bench.said, 2] and first.text == "one two three" and first.finish_reason == "stop"
     with pytest.raises(StopAsyncIteration):
@@ -147,13 +156,11 @@ async def test_a_stop_string_ends_its_choice_at_once_and_no_other(make):
     async for deltas in stream:
         if any(d.finish_reason for d in deltas):
             break
-    await asyncio.sleep(0.03)
-    assert bench.engine.cancelled == [first]
+    await happens(lambda: bench.engine.cancelled == [first])
     assert [d.choice for d in await anext(stream)] == [1]
     stream.close()
-    await asyncio.sleep(0.05)
-    assert bench.engine.cancelled == [first, second]
-    bench.check_idle()
+    await happens(lambda: bench.engine.cancelled == [first, second])
+    await bench.idle()
 
 
 async def test_one_failed_choice_ends_all(make):
@@ -164,8 +171,7 @@ async def test_one_failed_choice_ends_all(make):
         await stream.result()
     assert set(bench.engine.cancelled) == {bench.engine.submitted[0].id, bench.engine.submitted[2].id}
     bench.engine.cancel([bench.engine.submitted[1].id])
-    await asyncio.sleep(0.05)
-    bench.check_idle()
+    await bench.idle()
 
 
 async def test_many_that_end_in_one_step_leave_the_loop_its_turns(make):
@@ -185,8 +191,7 @@ async def test_many_that_end_in_one_step_leave_the_loop_its_turns(make):
     assert all(a - b <= 4 for a, b in zip([16, *steps], steps)), steps
     assert {task.result()[0].text for task in answers} == {"one two three one"}
     bench.engine.cancel(ids)
-    await asyncio.sleep(0.02)
-    bench.check_idle()
+    await bench.idle()
 
 
 async def test_a_bug_as_one_request_ends_is_of_no_consequence_to_others(make, caplog):
@@ -202,8 +207,7 @@ async def test_a_bug_as_one_request_ends_is_of_no_consequence_to_others(make, ca
     assert [answer[0].token_ids for answer in answers] == [bench.said] * 7
     assert ended == [streams[0], *streams[2:]] and ids[1] in caplog.text
     bench.engine.cancel(ids)
-    await asyncio.sleep(0.02)
-    bench.check_idle()
+    await bench.idle()
 
 
 async def test_a_request_for_a_whole_answer_is_not_woken_by_each_token(make):
@@ -220,8 +224,7 @@ async def test_a_request_for_a_whole_answer_is_not_woken_by_each_token(make):
     bench.sessions.sink([Output(bench.engine.submitted[0].id, [], finish_reason="length")])
     assert (await answer)[0].token_ids == bench.said * 3
     bench.engine.cancel([bench.engine.submitted[0].id])
-    await asyncio.sleep(0.02)
-    bench.check_idle()
+    await bench.idle()
 
 
 async def test_an_engine_that_refuses_leaves_nothing(make, monkeypatch):
@@ -236,8 +239,7 @@ async def test_an_engine_that_refuses_leaves_nothing(make, monkeypatch):
     monkeypatch.setattr(bench.engine, "submit", refuse_the_third)
     with pytest.raises(Unavailable, match="closing"):
         await bench.intake.chat(CHAT, SamplingParams(n=4, max_tokens=200, ignore_eos=True))
-    await asyncio.sleep(0.05)
-    bench.check_idle()
+    await bench.idle()
 
 
 async def test_refusals_hold_no_place_and_no_picture(make):
@@ -312,8 +314,7 @@ async def test_a_bug_in_one_answers_text_ends_that_answer_only(make):
     assert (await good.result())[0].text == "one two three"
     with pytest.raises(InternalError):
         await bad.result()
-    await asyncio.sleep(0.05)
-    bench.check_idle()
+    await bench.idle()
 
 
 async def test_closing_the_sessions_ends_streams(make):
@@ -324,5 +325,4 @@ async def test_closing_the_sessions_ends_streams(make):
     bench.sessions.close()
     with pytest.raises(Unavailable):
         await task
-    await asyncio.sleep(0.05)
-    bench.check_idle()
+    await bench.idle()

@@ -118,8 +118,7 @@ def test_a_killed_server_leaves_no_process_and_no_port(checkpoint):
     children = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True).stdout.split()
     assert children, "a media worker has been started"
     server.stop(signal.SIGKILL)
-    time.sleep(0.2)
-    assert not alive(children)  # who adopts it may not have waited for it yet
+    wait_until(lambda: not alive(children))  # who adopts it may not have waited for it yet
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         s.bind(("127.0.0.1", port))
