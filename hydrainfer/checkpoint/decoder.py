@@ -100,30 +100,38 @@ class TextConfig:
     @property
     def n_own(self) -> int:
         """The number of layers with keys and values of their own, or a state; the others follow behind them."""
-        return sum(i == at for i, at in enumerate(self.reads)) if self.reads else self.layers
+        return sum(self.cache_of(layer) == layer for layer in range(self.layers))
 
     def cache_of(self, layer: int) -> int:
         """The layer whose cache this layer uses."""
-        return self.reads[layer] if layer < len(self.reads) else layer
+        if layer < len(self.reads):
+            return self.reads[layer]
+        return layer
 
     def head_dims(self, window: int) -> tuple[int, int]:
         """The widths of query and key heads, and of value heads, of layers with this window."""
-        local = self.local_head_dim if window else 0
-        return local or self.head_dim, local or self.value_dim
+        if window and self.local_head_dim:
+            return self.local_head_dim, self.local_head_dim
+        return self.head_dim, self.value_dim
 
     def intermediate_of(self, layer: int) -> int:
         """The width of a layer's MLP."""
-        wide = self.shared_intermediate if self.cache_of(layer) != layer else 0
-        return wide or self.intermediate
+        if self.shared_intermediate and self.cache_of(layer) != layer:
+            return self.shared_intermediate
+        return self.intermediate
 
     @property
     def cached_windows(self) -> tuple[int, ...]:
         """`windows` of all layers that have caches or states: the decoder's and the one that guesses."""
-        return (*self.windows, self.mtp_window) if self.guesses else self.windows
+        if not self.guesses:
+            return self.windows
+        return *self.windows, self.mtp_window
 
     def kv_heads_of(self, window: int) -> int:
         """The number of KV heads of layers with this window."""
-        return self.local_kv_heads if window else self.kv_heads
+        if window:
+            return self.local_kv_heads
+        return self.kv_heads
 
     def has_sinks(self, layer: int) -> bool:
         return self.sinks == "all" or (self.sinks == "windows" and self.windows[layer] > 0)
@@ -202,10 +210,11 @@ _MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig:
     """The configuration of a decoder, from that of transformers, whose defaults replace fields missing in the file.
     Raises `CheckpointError`."""
-    hf = hf if kind.named is None else kind.named(hf, path)
-    activation, supported = kind.activation
-    found = getattr(hf, activation)
-    require(found == supported, path, f"{activation} {found!r} is not supported; supported: {supported}")
+    if kind.named is not None:
+        hf = kind.named(hf, path)
+    field, supported = kind.activation
+    activation = getattr(hf, field)
+    require(activation == supported, path, f"{field} {activation!r} is not supported; supported: {supported}")
     for field in kind.refused:
         value = getattr(hf, field, None)
         require(not value, path, f"{field} {value} is not supported; supported: null")
@@ -217,11 +226,13 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
     require(head_dim % 2 == 0, path, f"head_dim {head_dim} is odd")
 
     def bias(fixed: bool | str | None, field: str) -> bool:
-        return fixed if isinstance(fixed, bool) else bool(getattr(hf, fixed or field))
+        if isinstance(fixed, bool):
+            return fixed
+        return bool(getattr(hf, fixed or field))
 
     rope, local_rope = _ropes(hf, kind, head_dim, path)
     context = _context(hf, kind, rope)
-    found = TextConfig(
+    config = TextConfig(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
         intermediate=getattr(hf, "intermediate_size", 0),  # absent in Qwen3.5 with experts, which has no other MLPs
@@ -240,29 +251,46 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         tied=tied,
         qk_norm=kind.qk_norm,
         windows=_windows(hf, kind, context, path),
-        activation=supported,
+        activation=activation,
         embed_scale=_embed_scale(hf, kind),
         centred_norms=kind.centred,
         norms=kind.norms,
-        residual_scale=float(hf.residual_multiplier) if kind.multipliers else 1.0,
-        logit_scale=1.0 / hf.logits_scaling if kind.multipliers else 1.0,
         attention_cap=_cap(hf, kind.attention_cap),
         logit_cap=_cap(hf, kind.logit_cap),
-        growth=None if kind.growth is None else kind.growth(hf),
-        unrotated=() if kind.unrotated is None else kind.unrotated(hf, path),
         paired=kind.paired,
         fused=kind.fused,
         local_kv_heads=local_kv_heads,
-        value_dim=getattr(hf, kind.value_dim) if kind.value_dim else head_dim,
-        value_scale=_value_scale(hf, kind),
+        value_dim=head_dim,
         sinks=kind.sinks,
-        experts=kind.experts(hf, path) if kind.experts else None,
         gate_dim=_gate_dim(hf, kind, head_dim),
-        recurrence=None if kind.recurrence is None else kind.recurrence(hf, path),
-        mtp=0 if kind.mtp is None else _mtp_layers(hf, kind.mtp),
-        mtp_window=max(_windows(hf, kind, context, path)) if kind.mtp_slides else 0,
     )
-    return found if kind.own is None else dataclasses.replace(found, **kind.own(hf, path))
+    return dataclasses.replace(config, **_own_fields(hf, kind, context, path))
+
+
+def _own_fields(hf: Any, kind: Decoder, context: int, path: Path) -> dict[str, Any]:
+    """The fields of `TextConfig` that this kind of decoder has otherwise than Llama's."""
+    own: dict[str, Any] = {}
+    if kind.multipliers:
+        own |= {"residual_scale": float(hf.residual_multiplier), "logit_scale": 1.0 / hf.logits_scaling}
+    if kind.growth is not None:
+        own["growth"] = kind.growth(hf)
+    if kind.unrotated is not None:
+        own["unrotated"] = kind.unrotated(hf, path)
+    if kind.value_dim:
+        own["value_dim"] = getattr(hf, kind.value_dim)
+    if kind.value_scale and getattr(hf, kind.value_scale) is not None:
+        own["value_scale"] = getattr(hf, kind.value_scale)
+    if kind.experts is not None:
+        own["experts"] = kind.experts(hf, path)
+    if kind.recurrence is not None:
+        own["recurrence"] = kind.recurrence(hf, path)
+    if kind.mtp is not None:
+        own["mtp"] = _mtp_layers(hf, kind.mtp)
+    if kind.mtp_slides:
+        own["mtp_window"] = max(_windows(hf, kind, context, path))
+    if kind.own is not None:
+        own |= kind.own(hf, path)
+    return own
 
 
 def _mtp_layers(hf: Any, usual: int) -> int:
@@ -271,13 +299,17 @@ def _mtp_layers(hf: Any, usual: int) -> int:
 
 
 def _gate_dim(hf: Any, kind: Decoder, head_dim: int) -> int:
-    return int(getattr(hf, kind.gate)) if kind.gate else head_dim * kind.gated
+    if kind.gate:
+        return int(getattr(hf, kind.gate))
+    return head_dim * kind.gated
 
 
 def _attention_scale(hf: Any, kind: Decoder, head_dim: int, path: Path) -> float:
     if kind.multipliers:
         return float(hf.attention_multiplier)
-    divisor = getattr(hf, kind.divisor) if kind.divisor else head_dim
+    divisor = head_dim
+    if kind.divisor:
+        divisor = getattr(hf, kind.divisor)
     require(divisor > 0, path, f"{kind.divisor} is {divisor}")
     return divisor**-0.5
 
@@ -285,16 +317,15 @@ def _attention_scale(hf: Any, kind: Decoder, head_dim: int, path: Path) -> float
 def _embed_scale(hf: Any, kind: Decoder) -> float:
     if kind.multipliers:
         return float(hf.embedding_multiplier)
-    return hf.hidden_size**0.5 if kind.embed_scale == "root" else kind.embed_scale
+    if kind.embed_scale == "root":
+        return hf.hidden_size**0.5
+    return kind.embed_scale
 
 
 def _cap(hf: Any, field: str) -> float:
-    return float(getattr(hf, field) or 0.0) if field else 0.0
-
-
-def _value_scale(hf: Any, kind: Decoder) -> float:
-    given = getattr(hf, kind.value_scale) if kind.value_scale else None
-    return 1.0 if given is None else given
+    if not field:
+        return 0.0
+    return float(getattr(hf, field) or 0.0)
 
 
 def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rope]:
@@ -332,14 +363,16 @@ def _context(hf: Any, kind: Decoder, rope: Rope) -> int:
     if rope.kind == "longrope":
         return min(stated, rope.original_context)
     trained = {"yarn": rope.original_context, "linear": stated}.get(rope.kind)
-    return stated if trained is None or not kind.stretched else max(stated, int(trained * rope.factor))
+    if trained is None or not kind.stretched:
+        return stated
+    return max(stated, int(trained * rope.factor))
 
 
 def _windows(hf: Any, kind: Decoder, context: int, path: Path) -> tuple[int, ...]:
     """The value of `TextConfig.windows`. A window as long as the context counts as none, unless layers with a window
     also differ from others in other ways."""
     types, n = getattr(hf, "layer_types", None), hf.num_hidden_layers
-    named = list(types) if types else ["full_attention"] * n
+    named = list(types or ["full_attention"] * n)
     require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
     others = " and ".join(sorted(set(named) - {"full_attention", *(["sliding_attention"] * (kind.sliding == "named"))}))
     require(

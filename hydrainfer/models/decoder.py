@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,39 +50,51 @@ class Decoder:
         ropes = (config.rope, config.head_dim), (config.local_rope, local)
         self._inverse, self._local_inverse = (inverse_frequencies(*rope).to(device) for rope in ropes)
         self._two_turns = ropes[0] != ropes[1]
-        self._gated = ops.silu_and_mul if config.activation == "silu" else ops.gelu_tanh_and_mul
-        same = norm_dtype(config, dtype) == dtype
-        self._norm: Callable[[Tensor, Tensor, float], Tensor] = ops.rms_norm if same else ops.rms_norm_wide
+        self._gated = ops.gelu_tanh_and_mul
+        if config.activation == "silu":
+            self._gated = ops.silu_and_mul
+        self._norm: Callable[[Tensor, Tensor, float], Tensor] = ops.rms_norm
+        if norm_dtype(config, dtype) != dtype:
+            self._norm = ops.rms_norm_wide
         self._embed_scale = float(torch.tensor(config.embed_scale).to(dtype))
-        self._axes = None if config.rope.sections is None else axes(config.rope).to(device)
-        whole = config.vocab, config.hidden
+        self._axes: Tensor | None = None
+        if config.rope.sections is not None:
+            self._axes = axes(config.rope).to(device)
         self._dtype = dtype
-        self.table = matrix(ops, whole, dtype, device) if config.tied else empty(whole, dtype, device)
+        whole = config.vocab, config.hidden
+        self.head = matrix(ops, whole, dtype, device)
+        self.table = self.head
+        if not config.tied:
+            self.table = empty(whole, dtype, device)
         self.layers = [LlamaLayer.make(config, i, ops, dtype, device) for i in range(config.layers)]
-        self.per_layer = PerLayerInputs(config, ops, dtype, device) if config.per_layer else None
+        self.per_layer: PerLayerInputs | None = None
+        if config.per_layer:
+            self.per_layer = PerLayerInputs(config, ops, dtype, device)
         self._read = {layer.at for layer in self.layers if layer.at != layer.number}
         self.norm = empty((config.hidden,), norm_dtype(config, dtype), device)
-        self.head = self.table if config.tied else matrix(ops, whole, dtype, device)
-        short = ops.likeliest is not None and self.head.nbytes >= _LARGE_HEAD and config.hidden % 32 == 0
-        self.shortlist = Shortlist(whole, device) if short else None
+        self.shortlist: Shortlist | None = None
+        if ops.likeliest is not None and self.head.nbytes >= _LARGE_HEAD and config.hidden % 32 == 0:
+            self.shortlist = Shortlist(whole, device)
 
     def slots(self) -> dict[str, Slot]:
         norm = Slot(self.norm, plus=float(self.config.centred_norms))
-        found = {"text.embed_tokens.weight": Slot(self.table), "text.norm.weight": norm}
+        slots = {"text.embed_tokens.weight": Slot(self.table), "text.norm.weight": norm}
         if not self.config.tied:
-            found["lm_head.weight"] = Slot(self.head)
+            slots["lm_head.weight"] = Slot(self.head)
         if self.per_layer is not None:
-            found |= self.per_layer.slots()
+            slots |= self.per_layer.slots()
         for i, layer in enumerate(self.layers):
-            found |= layer.slots(f"text.layers.{i}", self.config)
-        return found
+            slots |= layer.slots(f"text.layers.{i}", self.config)
+        return slots
 
     def multiplied(self) -> list[Weight]:
         """The weights that a prompt's rows are multiplied by through `ops`, as they are multiplied. Most rows of the
         last layer need only keys and values, and few rows are multiplied by the head."""
+        weights = [weight for layer in self.layers for weight in layer.multiplied()]
         last = self.layers[self.config.n_own - 1]
-        rest = [last.qkv[last.widths[0] :]] if last.mixer is None else []
-        return [weight for layer in self.layers for weight in layer.multiplied()] + rest
+        if last.mixer is None:
+            weights.append(last.qkv[last.widths[0] :])
+        return weights
 
     def loaded(self) -> None:
         """Make the shortlist, once all slots are filled."""
@@ -91,9 +103,13 @@ class Decoder:
 
     def embed(self, ids: Tensor) -> Tensor:
         """int64 [rows] → [rows, hidden], a fresh tensor."""
-        table = self.table
-        rows = table[ids].wide(self._dtype) if isinstance(table, Int8Weight) else F.embedding(ids, table)
-        return rows if self._embed_scale == 1.0 else rows.mul_(self._embed_scale)
+        if isinstance(self.table, Int8Weight):
+            rows = self.table[ids].wide(self._dtype)
+        else:
+            rows = F.embedding(ids, self.table)
+        if self._embed_scale != 1.0:
+            rows.mul_(self._embed_scale)
+        return rows
 
     def forward(
         self,
@@ -118,7 +134,9 @@ class Decoder:
         if last is None and deep is None and self._few_decodes(x, caches[0].batch):
             self._decode(x, run, caches)
             return self._norm(x, self.norm, self.config.norm_eps)
-        n_full = len(self.layers) if last is None else self.config.n_own - 1
+        n_full = len(self.layers)
+        if last is not None:
+            n_full = self.config.n_own - 1
         for i in range(n_full):
             self._layer(i, x, run, caches)
             if deep is not None and i < deep.features.shape[1]:
@@ -131,8 +149,10 @@ class Decoder:
         """The layers from number `first` on, for the wanted rows alone. Returns these rows of `x`."""
         caches[first].wait()
         x = self._attend_last(self.layers[first], x, run, caches[first], last)
-        run.turns = [turn.of(last.rows) for turn in run.turns] if first + 1 < len(self.layers) else run.turns
-        run.given = None if run.given is None else run.given[last.rows]
+        if first + 1 < len(self.layers):
+            run.turns = [turn.of(last.rows) for turn in run.turns]
+        if run.given is not None:
+            run.given = run.given[last.rows]
         self._mlp(self.layers[first], x, run)
         for i, batch in enumerate(last.batches[1:], first + 1):
             if x.shape[0]:
@@ -162,7 +182,9 @@ class Decoder:
         if decode is not None and self._few_decodes(x, cache.batch):
             assert isinstance(cache.batch, AttentionBatch)
             decode(x, turn.cos, turn.sin, [cache.kv], cache.batch)
-            return x if last is None else x[last.rows]
+            if last is not None:
+                x = x[last.rows]
+            return x
         if last is None:
             self._attend(layer, x, run, cache)
         else:
@@ -173,7 +195,9 @@ class Decoder:
     def _turns(self, positions: Tensor) -> list[Turn]:
         """The rotation of each layer."""
         c = self.config
-        growth = None if c.growth is None else _growth(positions, *c.growth)
+        growth = None
+        if c.growth is not None:
+            growth = _growth(positions, *c.growth)
         everywhere = Turn(*angles(self._inverse, positions, self._axes, c.rope.scale), growth)
         turns = [everywhere] * len(self.layers)
         if self._two_turns:
@@ -186,10 +210,13 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""
-        c, logits = self.config, self._ops.linear(hidden, self.head).float()
+        c = self.config
+        logits = self._ops.linear(hidden, self.head).float()
         if c.logit_scale != 1.0:
             logits.mul_(c.logit_scale)
-        return logits if not c.logit_cap else logits.div_(c.logit_cap).tanh_().mul_(c.logit_cap)
+        if c.logit_cap:
+            logits.div_(c.logit_cap).tanh_().mul_(c.logit_cap)
+        return logits
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → int64 [rows], each row's token with the largest logit."""
@@ -211,7 +238,9 @@ class Decoder:
             return 0
         plain = (layer.plain(self.config) for layer in self.layers)
         sizes = [sum(weight.numel() for weight in layer[5::2]) for layer in plain if layer is not None]
-        return self._ops.decoder_rows(max(sizes)) if sizes else 0
+        if not sizes:
+            return 0
+        return self._ops.decoder_rows(max(sizes))
 
     def _decode(self, x: Tensor, run: Pass, caches: Sequence[LayerCache]) -> None:
         for some in self._runs:
@@ -227,15 +256,24 @@ class Decoder:
     def _runs(self) -> list[Run]:
         """All layers in order: consecutive plain layers with the same window and rotation as one run, every other layer
         as its own run."""
-        c, ops, found = self.config, self._ops, []
+        c, ops = self.config, self._ops
         plain = [layer.plain(c) for layer in self.layers]
         assert ops.decoder is not None
-        for _, run in groupby(range(c.layers), lambda i: ~i if plain[i] is None else (c.windows[i], i in c.unrotated)):
+
+        def kind(i: int) -> Any:
+            if plain[i] is None:
+                return i  # a run by itself
+            return c.windows[i], i in c.unrotated
+
+        runs = []
+        for _, run in groupby(range(c.layers), kind):
             members = list(run)
-            taken = [one for i in members if (one := plain[i]) is not None]
-            call = ops.decoder(taken, c.heads, c.norm_eps, c.attention_scale) if taken else None
-            found.append(Run(members[0], members[-1] + 1, call))
-        return found
+            layers = [layer for i in members if (layer := plain[i]) is not None]
+            decode = None
+            if layers:
+                decode = ops.decoder(layers, c.heads, c.norm_eps, c.attention_scale)
+            runs.append(Run(members[0], members[-1] + 1, decode))
+        return runs
 
     def _layer(self, i: int, x: Tensor, run: Pass, caches: Sequence[LayerCache]) -> None:
         caches[i].wait()
@@ -281,7 +319,9 @@ class Decoder:
             return x
         c, ops, turn = self.config, self._ops, run.turns[layer.number]
         q_width, *kv_widths = layer.widths
-        q_bias, kv_bias = (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, sum(kv_widths)])
+        q_bias = kv_bias = None
+        if layer.qkv_bias is not None:
+            q_bias, kv_bias = layer.qkv_bias.split([q_width, sum(kv_widths)])
         normed = self._normed(x, layer.input_norm)
         keys, values = self._heads(ops.linear(normed, layer.qkv[q_width:], kv_bias), layer)
         keys = self._write(layer, keys, values, turn, cache)
@@ -321,15 +361,18 @@ class Decoder:
     def _heads(self, rows: Tensor, layer: LlamaLayer) -> tuple[Tensor, Tensor]:
         """The (queries and) keys, and the values, of `rows` [rows, width]: two views [rows, heads, dim]."""
         c, width = self.config, rows.shape[1] - layer.widths[2]
-        values = rows[:, width:] if layer.widths[2] else rows[:, width - layer.widths[1] :].clone()
+        if layer.widths[2]:
+            values = rows[:, width:]
+        else:
+            values = rows[:, width - layer.widths[1] :].clone()  # the projected keys
         values = values.unflatten(1, (-1, layer.value_dim))
         if c.value_norm:
             values = F.rms_norm(values.float(), (layer.value_dim,), eps=c.norm_eps).to(values.dtype)
         if c.value_scale != 1.0:
             values.mul_(c.value_scale)
         if layer.row_norms is not None:
-            stop = width
-            for norm in reversed(layer.row_norms[-1:] if width == layer.widths[1] else layer.row_norms):
+            norms, stop = layer.row_norms, width
+            for norm in reversed(norms[-1:] if width == layer.widths[1] else norms):
                 part = rows[:, stop - norm.shape[0] : stop]
                 part.copy_(self._norm(part.contiguous(), norm, c.norm_eps))
                 stop -= norm.shape[0]
@@ -381,19 +424,26 @@ class Decoder:
             x.add_(self._normed(self._ops.linear(rows, weight, bias), norm), alpha=c.residual_scale)
 
     def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
-        return x if norm is None else self._norm(x, norm, self.config.norm_eps)
+        if norm is None:
+            return x
+        return self._norm(x, norm, self.config.norm_eps)
 
 
 def _growth(positions: Tensor, beta: float, n: int) -> Tensor:
     """What queries are multiplied by, [rows, 1, 1] float32."""
-    turned = positions if positions.dim() == 1 else positions[0]
-    return (1 + beta * torch.log(1 + torch.floor(turned / n)))[:, None, None]
+    if positions.dim() == 2:
+        positions = positions[0]
+    return (1 + beta * torch.log(1 + torch.floor(positions / n)))[:, None, None]
 
 
 def _grown(q: Tensor, turn: Turn) -> Tensor:
-    return q if turn.growth is None else q * turn.growth.to(q.dtype)
+    if turn.growth is None:
+        return q
+    return q * turn.growth.to(q.dtype)
 
 
 def _gate(mixed: Tensor, gate: Tensor | None) -> Tensor:
     """[rows, heads, dim] → [rows, heads * dim], multiplied by the sigmoid of `gate` if there is one."""
-    return (mixed if gate is None else mixed * gate.sigmoid()).flatten(1)
+    if gate is not None:
+        mixed = mixed * gate.sigmoid()
+    return mixed.flatten(1)

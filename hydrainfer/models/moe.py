@@ -24,63 +24,67 @@ class Moe:
     hidden: int
     eps: float
     gate: Tensor
-    gate_bias: Tensor | None
     matrices: ExpertWeights
-    correction: Tensor | None
-    shared: tuple[Weight, Weight, Tensor | None] | None
-    vector: Tensor | None
-    factors: Tensor | None
+    gate_bias: Tensor | None = None
+    correction: Tensor | None = None
+    shared: tuple[Weight, Weight, Tensor | None] | None = None
+    vector: Tensor | None = None
+    factors: Tensor | None = None
 
     @classmethod
     def make(cls, e: Experts, hidden: int, eps: float, ops: OpSet, dtype: torch.dtype, device: torch.device) -> Moe:
-        scaled = e.router == "scaled"
-        m, wide = e.intermediate, torch.float32 if e.router == "sigmoid" else dtype
-        shared = (
-            matrix(ops, (2 * e.shared, hidden), dtype, device),
-            matrix(ops, (hidden, e.shared), dtype, device),
-            empty((1, hidden), dtype, device) if e.shared_gate else None,
+        """The empty weights of `e`, for hidden states [rows, hidden]. `eps`: of the norm before a "scaled" router."""
+
+        def tensor(*shape: int) -> Tensor:
+            return empty(shape, dtype, device)
+
+        def weight(n_out: int, n_in: int) -> Weight:
+            return matrix(ops, (n_out, n_in), dtype, device)
+
+        sigmoid, m = e.router == "sigmoid", e.intermediate
+        matrices = ExpertWeights(
+            n=e.count,
+            gate_up=weight(e.count * 2 * m, hidden),
+            down=weight(e.count * hidden, m),
+            limit=e.limit,
+            alpha=e.alpha,
+            gelu=e.gelu,
         )
-        return cls(
-            experts=e,
-            hidden=hidden,
-            eps=eps,
-            gate=empty((e.count, hidden), wide, device),
-            gate_bias=empty((e.count,), dtype, device) if e.biased else None,
-            matrices=ExpertWeights(
-                n=e.count,
-                gate_up=matrix(ops, (e.count * 2 * m, hidden), dtype, device),
-                down=matrix(ops, (e.count * hidden, m), dtype, device),
-                gate_up_bias=empty((e.count, 2 * m), dtype, device) if e.biased else None,
-                down_bias=empty((e.count, hidden), dtype, device) if e.biased else None,
-                limit=e.limit,
-                alpha=e.alpha,
-                gelu=e.gelu,
-            ),
-            correction=empty((e.count,), torch.float32, device) if e.router == "sigmoid" and e.corrected else None,
-            shared=shared if e.shared else None,
-            vector=empty((hidden,), dtype, device) if scaled else None,
-            factors=empty((e.count,), dtype, device) if scaled else None,
-        )
+        if e.biased:
+            biases = tensor(e.count, 2 * m), tensor(e.count, hidden)
+            matrices = matrices._replace(gate_up_bias=biases[0], down_bias=biases[1])
+        gate = empty((e.count, hidden), torch.float32 if sigmoid else dtype, device)
+        moe = cls(experts=e, hidden=hidden, eps=eps, gate=gate, matrices=matrices)
+        if e.biased:
+            moe.gate_bias = tensor(e.count)
+        if sigmoid and e.corrected:
+            moe.correction = empty((e.count,), torch.float32, device)
+        if e.shared:
+            shared_gate = tensor(1, hidden) if e.shared_gate else None
+            moe.shared = weight(2 * e.shared, hidden), weight(hidden, e.shared), shared_gate
+        if e.router == "scaled":
+            moe.vector, moe.factors = tensor(hidden), tensor(e.count)
+        return moe
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """The slots of all tensors. `prefix`: the name of the layer's MLP."""
-        found = {f"{prefix}.gate.weight": Slot(self.gate)} | dict(self._stored(f"{prefix}.experts"))
+        slots = {f"{prefix}.gate.weight": Slot(self.gate)} | dict(self._stored(f"{prefix}.experts"))
         biases = {
             "gate.bias": self.gate_bias,
             "experts.gate_up_proj_bias": self.matrices.gate_up_bias,
             "experts.down_proj_bias": self.matrices.down_bias,
         }
-        found |= {f"{prefix}.{name}": Slot(bias) for name, bias in biases.items() if bias is not None}
+        slots |= {f"{prefix}.{name}": Slot(bias) for name, bias in biases.items() if bias is not None}
         if self.vector is not None and self.factors is not None:
-            found |= {f"{prefix}.gate.scale": Slot(self.vector), f"{prefix}.gate.per_expert_scale": Slot(self.factors)}
+            slots |= {f"{prefix}.gate.scale": Slot(self.vector), f"{prefix}.gate.per_expert_scale": Slot(self.factors)}
         if self.correction is not None:
-            found[f"{prefix}.gate.e_score_correction_bias"] = Slot(self.correction)
+            slots[f"{prefix}.gate.e_score_correction_bias"] = Slot(self.correction)
         if self.shared is not None:
             gate_up, down, gate = self.shared
-            found |= _gated_slots(f"{prefix}.shared_expert", gate_up, down)
+            slots |= _gated_slots(f"{prefix}.shared_expert", gate_up, down)
             if gate is not None:
-                found[f"{prefix}.shared_expert_gate.weight"] = Slot(gate)
-        return found
+                slots[f"{prefix}.shared_expert_gate.weight"] = Slot(gate)
+        return slots
 
     def _stored(self, prefix: str) -> Iterator[tuple[str, Slot]]:
         """The slots of the experts' matrices, by their names in a checkpoint."""
@@ -102,19 +106,25 @@ class Moe:
 
     def multiplied(self) -> list[Weight]:
         """The weights of one expert, and of the shared one."""
-        return [*self.matrices.of(0), *(self.shared[:2] if self.shared else ())]
+        weights = [*self.matrices.of(0)]
+        if self.shared is not None:
+            weights += self.shared[:2]
+        return weights
 
     def run(self, x: Tensor, ops: OpSet) -> Tensor:
         """The experts' output for normalised rows: [rows, hidden] → [rows, hidden]."""
         weights, chosen = self.route(x)
-        out = torch.zeros_like(x) if self.shared is None else self._shared(x, ops, *self.shared)
+        if self.shared is None:
+            out = torch.zeros_like(x)
+        else:
+            out = self._shared(x, ops, *self.shared)
         return ops.experts(out, x, weights, chosen, self.matrices, ops)
 
-    def beside(self, x: Tensor, given: Tensor, ops: OpSet) -> Tensor:
-        """The output of experts beside an MLP, which are chosen by hidden states `x` and are `given` normalised ones,
-        both [rows, hidden]."""
+    def beside(self, x: Tensor, normed: Tensor, ops: OpSet) -> Tensor:
+        """The output of experts beside an MLP, which are chosen by hidden states `x` and run on `normed` ones, both
+        [rows, hidden]."""
         weights, chosen = self.route(x)
-        return ops.experts(torch.zeros_like(given), given, weights, chosen, self.matrices, ops)
+        return ops.experts(torch.zeros_like(normed), normed, weights, chosen, self.matrices, ops)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of the chosen experts, in the dtype of `x`, and the experts' ids, both [rows, chosen]."""
@@ -141,23 +151,28 @@ class Moe:
         """The scores that experts are chosen by. All but the `groups_chosen` best groups, by the sum of their two best
         scores, get -inf."""
         e = self.experts
-        found = scores if self.correction is None else scores + self.correction
+        if self.correction is not None:
+            scores = scores + self.correction
         if e.groups == e.groups_chosen:
-            return found
-        grouped = found.unflatten(1, (e.groups, -1))  # [rows, groups, experts of each]
+            return scores
+        grouped = scores.unflatten(1, (e.groups, -1))  # [rows, groups, experts of each]
         best = grouped.topk(2).values.sum(-1).topk(e.groups_chosen)[1]
         out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
         return grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
 
     def _shared(self, x: Tensor, ops: OpSet, gate_up: Weight, down: Weight, gate: Tensor | None) -> Tensor:
-        given = ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), down)
-        return given if gate is None else given.mul_(_gate(x, gate, None).sigmoid_())
+        out = ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), down)
+        if gate is not None:
+            out.mul_(_gate(x, gate, None).sigmoid_())
+        return out
 
 
 def _gate(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, on a CPU for few numbers of rows, as in `ops.stepping`."""
     n = len(x)
-    return F.linear(with_more_rows(x, rows_in_steps(n) - n) if x.is_cpu else x, weight, bias)[:n]
+    if x.is_cpu:
+        x = with_more_rows(x, rows_in_steps(n) - n)
+    return F.linear(x, weight, bias)[:n]
 
 
 _BLOCK = 32  # numbers that share a scale in MXFP4

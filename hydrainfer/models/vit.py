@@ -9,12 +9,14 @@ A family is data. A mechanism that is missing is a small function in one of thes
 - tables of positions: `_POSITIONS`
 - frequencies of the rotation (even ones for rows, odd ones for columns): `frames.FREQUENCIES`
 - what a block does with queries, keys and values: `vit_parts.Block.run`; with what it adds: `_add` there
-- kinds of norms: `vit_parts.RowNorm`; steps of the projector (another way to merge): `Projector` there
+- kinds of norms: `vit_parts.RowNorm`
+- steps of the projector (another way to merge): a part in `projector`
 - pictures of several squares: `SquareVision.encode`
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,8 +30,9 @@ from hydrainfer.models.activations import activation, gated
 from hydrainfer.models.frames import FrameTower
 from hydrainfer.models.patches import PatchLayout
 from hydrainfer.models.picture import Normalising, PassSize, PatchedPicture, Squares
+from hydrainfer.models.projector import Projector, Surroundings
 from hydrainfer.models.slots import Slot, empty
-from hydrainfer.models.vit_parts import Block, Linear, Projector, RowNorm, Shared, Turns
+from hydrainfer.models.vit_parts import Block, Linear, RowNorm, Shared, Turns
 from hydrainfer.ops import OpSet, Segments
 
 _SQUARES, _SQUARE_ROWS = 16, 32_768
@@ -52,7 +55,10 @@ class Vit:
             return x.unflatten(0, (-1, tokens, c.merge, tokens, c.merge)).transpose(2, 3)
 
         self._ops = ops
-        inner = gated(c.activation, ops) if c.gated else activation(c.activation, ops)
+        if c.gated:
+            inner = gated(c.activation, ops)
+        else:
+            inner = activation(c.activation, ops)
         self._shared = Shared(ops, c, inner, ops.rope)
         self.patch = Linear.make(3 * c.temporal * c.patch**2, c.hidden, c.patch_bias, make)
         self.patch_norm = RowNorm(c.norm, c.norm_eps, c.hidden, make, ops) if c.patch_norm else None
@@ -60,26 +66,33 @@ class Vit:
         self.positions = make(c.position_rows, c.hidden) if c.position_rows else None
         self.pre_norm = RowNorm(c.norm, c.norm_eps, c.hidden, make, ops) if c.pre_norm else None
         self.blocks = [Block.make(c, make, ops) for _ in range(c.depth)]
-        self._projector = Projector(c.steps, c.hidden * len(c.features), c.merge, squares, make, ops)
-        self._levels = [Projector(steps, c.hidden, c.merge, squares, make, ops) for steps in c.level_steps]
+        around = Surroundings(c.merge, squares, make, ops)
+        self._projector = Projector(c.steps, c.hidden * len(c.features), around)
+        self._levels = [Projector(steps, c.hidden, around) for steps in c.level_steps]
 
     def slots(self) -> dict[str, Slot]:
-        c, found = self.config, self.patch.slots("vision.patch")
-        shape = (c.hidden, 3, *([c.temporal] if c.temporal > 1 else []), c.patch, c.patch)
-        found["vision.patch.weight"] = Slot(self.patch.weight, None if c.by_pixel else shape)
+        c = self.config
+        slots = self.patch.slots("vision.patch")
+        if not c.by_pixel:
+            frames = (c.temporal,) * (c.temporal > 1)
+            slots["vision.patch.weight"] = Slot(self.patch.weight, (c.hidden, 3, *frames, c.patch, c.patch))
+        batch = (1,) * c.batched
         if self.class_row is not None:
-            found["vision.class_row"] = Slot(self.class_row, (1, 1, c.hidden) if c.batched else None)
+            slots["vision.class_row"] = Slot(self.class_row, (*batch, *batch, c.hidden))
         if self.positions is not None:
-            axes = (2, c.grid, c.hidden) if c.positions == "axes" else None
-            found["vision.positions"] = Slot(self.positions, (1, *self.positions.shape) if c.batched else axes)
-        norms = {"vision.patch_norm": self.patch_norm, "vision.pre_norm": self.pre_norm}
-        for name, norm in norms.items():
-            found |= norm.slots(name) if norm is not None else {}
+            shape: tuple[int, ...] = tuple(self.positions.shape)
+            if c.positions == "axes":
+                shape = 2, c.grid, c.hidden
+            slots["vision.positions"] = Slot(self.positions, (*batch, *shape))
+        if self.patch_norm is not None:
+            slots |= self.patch_norm.slots("vision.patch_norm")
+        if self.pre_norm is not None:
+            slots |= self.pre_norm.slots("vision.pre_norm")
         for i, block in enumerate(self.blocks):
-            found |= block.slots(f"vision.blocks.{i}", c)
+            slots |= block.slots(f"vision.blocks.{i}", c)
         for projector in (self._projector, *self._levels):
-            found |= projector.slots()
-        return found
+            slots |= projector.slots()
+        return slots
 
     def multiplied(self) -> list[Tensor]:
         blocks = [weight for block in self.blocks[:1] for weight in block.multiplied()]
@@ -88,7 +101,9 @@ class Vit:
     def embed(self, patches: Tensor) -> Tensor:
         """[rows, patch width] → [rows, hidden]."""
         x = self.patch(patches, self._ops)
-        return x if self.patch_norm is None else self.patch_norm(x)
+        if self.patch_norm is not None:
+            x = self.patch_norm(x)
+        return x
 
     def run(
         self, x: Tensor, segments: Callable[[int], Segments], turns: Turns | None = None
@@ -96,22 +111,25 @@ class Vit:
         """Run all blocks over `x` [rows, hidden], which is overwritten. `segments(i)`: the rows that attend to each
         other in layer i. Returns the features [rows, hidden * features], and the projected ones of each level."""
         c = self.config
-        x = x if self.pre_norm is None else self.pre_norm(x)
-        taken = {0: x.clone()} if 0 in c.features else {}
-        deep = []
+        if self.pre_norm is not None:
+            x = self.pre_norm(x)
+        taken, deep = {}, []
+        if 0 in c.features:
+            taken[0] = x.clone()
         for i, block in enumerate(self.blocks):
             block.run(x, segments(i), self._shared, turns)
             if i in c.levels:
                 deep.append(self._levels[c.levels.index(i)](x))
             if i + 1 in c.features:
                 taken[i + 1] = x if i + 1 == c.depth else x.clone()
-        features = [taken[i] for i in c.features]
-        return features[0] if len(features) == 1 else torch.cat(features, dim=-1), deep
+        return _beside([taken[i] for i in c.features]), deep
 
     def project(self, features: Tensor) -> Tensor:
         """[rows, hidden * features] → [tokens, the language model's width]."""
         rows = self._projector(features)
-        return rows if self.config.scale == 1.0 else rows.mul_(self.config.scale)
+        if self.config.scale != 1.0:
+            rows.mul_(self.config.scale)
+        return rows
 
 
 class _SquarePatches:
@@ -157,9 +175,12 @@ class SquareVision:
     def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         size, shape = self._vit.config.image_size, picture.pixels.shape
-        n_squares = shape[0] if len(shape) == 4 else 1
-        fits = len(shape) in (3, 4) and shape[-3:] == (size, size, 3) and 0 < n_squares <= self._vit.config.squares
-        return n_squares * self._vit.config.square_tokens if fits else None
+        if len(shape) not in (3, 4) or shape[-3:] != (size, size, 3):
+            return None
+        n_squares = math.prod(shape[:-3])
+        if not 0 < n_squares <= self._vit.config.squares:
+            return None
+        return n_squares * self._vit.config.square_tokens
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """The embedding [squares * tokens, width] of each picture."""
@@ -169,7 +190,9 @@ class SquareVision:
         """The embeddings [squares, tokens, width] of each picture. The squares of all pictures share passes."""
         squares = [self._squares(p) for p in pictures]
         parts = self.passes.encode([square for some in squares for square in some])
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        rows = parts[0]
+        if len(parts) > 1:
+            rows = torch.cat(parts)
         return rows.split([len(some) for some in squares])
 
     def _squares(self, picture: PatchedPicture) -> np.ndarray:
@@ -226,12 +249,24 @@ class FrameVision(FrameTower):
             x = x.unflatten(0, (-1, c.merge**2))[layout.order].flatten(0, 1)
 
         def segments(i: int) -> Segments:
-            return layout.frames if not c.window or i in c.full_layers else layout.windows
+            if c.window and i not in c.full_layers:
+                return layout.windows
+            return layout.frames
 
         features, deep = vit.run(x, segments, (layout.cos, layout.sin))
-        features = features if layout.merged is None else features[layout.merged]
-        rows = torch.cat([vit.project(features), *deep], dim=1) if deep else vit.project(features)
-        return rows if layout.back is None else rows[layout.back]
+        if layout.merged is not None:
+            features = features[layout.merged]
+        rows = _beside([vit.project(features), *deep])
+        if layout.back is not None:
+            rows = rows[layout.back]
+        return rows
+
+
+def _beside(parts: Sequence[Tensor]) -> Tensor:
+    """Rows that lie beside each other."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts), dim=-1)
 
 
 def bilinear(table: Tensor, side: int, layout: PatchLayout) -> Tensor:

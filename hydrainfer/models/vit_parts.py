@@ -1,4 +1,4 @@
-"""The parts of a vision transformer: norms, matrices, blocks, and the steps of a projector."""
+"""The parts of a vision transformer: norms, matrices and blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.checkpoint import Activation, Gate, Matrix, Merge, Norm, Pool, Steps, TowerConfig
-from hydrainfer.models.activations import activation, gated
+from hydrainfer.checkpoint import TowerConfig
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import OpSet, Segments
 
@@ -26,14 +25,22 @@ class RowNorm:
     def __init__(self, kind: str, eps: float, width: int, make: Make, ops: OpSet) -> None:
         self._kind, self._eps, self._ops = kind, eps, ops
         self.width = width
-        self.weight = None if kind == "plain" else make(width, **({"dtype": torch.float32} if kind == "rms+1" else {}))
-        self.bias = make(width) if kind == "layer" else None
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+        if kind == "rms+1":
+            self.weight = make(width, dtype=torch.float32)
+        elif kind != "plain":
+            self.weight = make(width)
+        if kind == "layer":
+            self.bias = make(width)
 
     def slots(self, name: str) -> dict[str, Slot]:
         if self.weight is None:
             return {}
-        found = {f"{name}.weight": Slot(self.weight, plus=float(self._kind == "rms+1"))}
-        return found if self.bias is None else found | {f"{name}.bias": Slot(self.bias)}
+        slots = {f"{name}.weight": Slot(self.weight, plus=float(self._kind == "rms+1"))}
+        if self.bias is not None:
+            slots[f"{name}.bias"] = Slot(self.bias)
+        return slots
 
     def __call__(self, x: Tensor) -> Tensor:
         shape = (self.width,)
@@ -55,17 +62,23 @@ class Linear(NamedTuple):
 
     @classmethod
     def make(cls, inner: int, outer: int, bias: bool, make: Make, clamped: bool = False) -> Linear:
-        return cls(make(outer, inner), make(outer) if bias else None, make(4) if clamped else None)
+        linear = cls(make(outer, inner), None)
+        if bias:
+            linear = linear._replace(bias=make(outer))
+        if clamped:
+            linear = linear._replace(bounds=make(4))
+        return linear
 
     def slots(self, *names: str) -> dict[str, Slot]:
         """The slots of tensors that lie one after the other, equally large; of one, if there are bounds."""
-        found = dict(zip((f"{name}.weight" for name in names), map(Slot, self.weight.chunk(len(names)))))
+        n = len(names)
+        slots = {f"{name}.weight": Slot(part) for name, part in zip(names, self.weight.chunk(n))}
         if self.bias is not None:
-            found |= dict(zip((f"{name}.bias" for name in names), map(Slot, self.bias.chunk(len(names)))))
+            slots |= {f"{name}.bias": Slot(part) for name, part in zip(names, self.bias.chunk(n))}
         if self.bounds is not None:
             (name,) = names
-            found |= {f"{name}.{bound}": Slot(at) for bound, at in zip(_BOUNDS, self.bounds)}
-        return found
+            slots |= {f"{name}.{bound}": Slot(number) for bound, number in zip(_BOUNDS, self.bounds)}
+        return slots
 
     def __call__(self, x: Tensor, ops: OpSet) -> Tensor:
         """[rows, in] → [rows, out]."""
@@ -86,7 +99,8 @@ class Beside(NamedTuple):
     @classmethod
     def make(cls, n: int, inner: int, outer: int, bias: bool, make: Make, clamped: bool) -> Beside:
         """`n` equally large matrices, together [outer, inner]."""
-        n = n if clamped else 1
+        if not clamped:
+            n = 1
         return cls([Linear.make(inner, outer // n, bias, make, clamped) for _ in range(n)])
 
     def slots(self, *names: str) -> dict[str, Slot]:
@@ -95,8 +109,10 @@ class Beside(NamedTuple):
         return {key: slot for part, name in zip(self.parts, names) for key, slot in part.slots(name).items()}
 
     def __call__(self, x: Tensor, ops: OpSet) -> Tensor:
-        made = [part(x, ops) for part in self.parts]
-        return made[0] if len(made) == 1 else torch.cat(made, dim=1)
+        products = [part(x, ops) for part in self.parts]
+        if len(products) == 1:
+            return products[0]
+        return torch.cat(products, dim=1)
 
 
 class Shared(NamedTuple):
@@ -134,10 +150,17 @@ class Block:
         def scale() -> Tensor | RowNorm | None:
             if c.sandwich:
                 return norm()
-            return make(c.hidden) if c.layer_scale else None
+            if c.layer_scale:
+                return make(c.hidden)
+            return None
 
-        normed = c.head_dim if c.qk_norm == "head" else width
-        kinds = ["rms", "rms", *(["plain"] if c.value_norm else [])] if c.qk_norm != "none" else []
+        normed, kinds = width, []
+        if c.qk_norm == "head":
+            normed = c.head_dim
+        if c.qk_norm != "none":
+            kinds = ["rms", "rms"]
+        if kinds and c.value_norm:
+            kinds.append("plain")
         return cls(
             norm_1=norm(),
             qkv=Beside.make(3, c.hidden, 3 * width, c.qkv_bias, make, c.clamped),
@@ -151,20 +174,26 @@ class Block:
         )
 
     def slots(self, prefix: str, c: TowerConfig) -> dict[str, Slot]:
-        qkv = ("qkv",) if c.fused else ("q", "k", "v")
-        up = ("gate", "up") if c.gated else ("up",)
-        found = self.norm_1.slots(f"{prefix}.norm_1") | self.norm_2.slots(f"{prefix}.norm_2")
+        qkv: tuple[str, ...] = "q", "k", "v"
+        if c.fused:
+            qkv = ("qkv",)
+        up: tuple[str, ...] = ("up",)
+        if c.gated:
+            up = "gate", "up"
+        slots = self.norm_1.slots(f"{prefix}.norm_1") | self.norm_2.slots(f"{prefix}.norm_2")
         for linear, names in ((self.qkv, qkv), (self.out, ("out",)), (self.up, up), (self.down, ("down",))):
-            found |= linear.slots(*(f"{prefix}.{name}" for name in names))
+            slots |= linear.slots(*(f"{prefix}.{name}" for name in names))
         for letter, norm in zip("qkv", self.heads_norms):
-            found |= norm.slots(f"{prefix}.{letter}_norm")
+            slots |= norm.slots(f"{prefix}.{letter}_norm")
         if c.rotation == "axial":
-            turned = {f"{prefix}.{name}.weight" for name in ("q", "k", "q_norm", "k_norm")} & set(found)
-            found |= {name: found[name]._replace(quarters=c.head_dim) for name in turned}
+            turned = {f"{prefix}.{name}.weight" for name in ("q", "k", "q_norm", "k_norm")} & set(slots)
+            slots |= {name: slots[name]._replace(quarters=c.head_dim) for name in turned}
         for name, scale in ((f"{prefix}.scale_1", self.scale_1), (f"{prefix}.scale_2", self.scale_2)):
-            if scale is not None:
-                found |= {name: Slot(scale)} if isinstance(scale, Tensor) else scale.slots(name)
-        return found
+            if isinstance(scale, RowNorm):
+                slots |= scale.slots(name)
+            elif scale is not None:
+                slots[name] = Slot(scale)
+        return slots
 
     def multiplied(self) -> list[Tensor]:
         return [linear.weight for linear in (*self.qkv.parts, self.out, *self.up.parts, self.down)]
@@ -196,84 +225,3 @@ def _add(x: Tensor, rows: Tensor, linear: Linear, scale: Tensor | RowNorm | None
         x.add_(linear(rows, ops))
     else:
         ops.linear_add(x, rows, linear.weight, linear.bias)
-
-
-class Projector:
-    """The steps from features to rows of the language model's width. `squares`: a function that gives rows [rows,
-    width] as a view of merge squares [..., merge, merge, width]."""
-
-    def __init__(
-        self, steps: Steps, width: int, merge: int, squares: Callable[[Tensor], Tensor], make: Make, ops: OpSet
-    ) -> None:
-        self._squares, self._ops = squares, ops
-        self._steps = steps
-        self._weights: dict[str, RowNorm | Linear | Tensor] = {}
-        self._merge = merge
-        self._activations: dict[Activation | Gate, Callable[[Tensor], Tensor]] = {}
-        for step in steps:
-            if isinstance(step, Norm):
-                self._weights[step.name] = RowNorm(step.kind, step.eps, width, make, ops)
-            elif isinstance(step, Matrix):
-                weight = make(width, step.width) if step.transposed else None
-                self._weights[step.name] = Linear.make(width, step.width, step.bias, make) if weight is None else weight
-                width = step.width
-            elif isinstance(step, Activation):
-                self._activations[step] = activation(step.name, ops)
-            elif isinstance(step, Gate):
-                self._activations[step] = gated(step.activation, ops)
-                self._weights[step.gate] = Linear.make(width, 2 * step.width, False, make)
-                width = step.width
-            elif isinstance(step, Merge) and step.how != "mean":
-                width *= merge**2
-            elif isinstance(step, Pool) and step.name:
-                self._weights |= {f"{step.name}.{end}": make(width) for end in ("bias", "scale")}
-
-    def slots(self) -> dict[str, Slot]:
-        found: dict[str, Slot] = {}
-        for step in self._steps:
-            if isinstance(step, Activation | Merge):
-                continue
-            if isinstance(step, Pool):
-                ends = [name for name in self._weights if step.name and name.startswith(f"{step.name}.")]
-                found |= {name: Slot(at) for name in ends if isinstance(at := self._weights[name], Tensor)}
-                continue
-            names = (step.gate, step.up) if isinstance(step, Gate) else (step.name,)
-            weights = self._weights[names[0]]
-            found |= {names[0]: Slot(weights)} if isinstance(weights, Tensor) else weights.slots(*names)
-            if isinstance(step, Matrix) and step.kernel:
-                assert isinstance(weights, Linear)
-                shape = step.width, weights.weight.shape[1] // self._merge**2, self._merge, self._merge
-                found[f"{step.name}.weight"] = Slot(weights.weight, shape)
-        return found
-
-    def multiplied(self) -> list[Tensor]:
-        return [weights.weight for weights in self._weights.values() if isinstance(weights, Linear)]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[rows, width] → [tokens, the language model's width]."""
-        for step in self._steps:
-            if isinstance(step, Activation):
-                x = self._activations[step](x)
-            elif isinstance(step, Merge):
-                squares = self._squares(x)  # [..., merge, merge, width]
-                squares = squares.movedim(-1, -3) if step.how == "unfolded" else squares
-                merged = squares.mean((-3, -2)) if step.how == "mean" else squares.flatten(-3)
-                x = merged.flatten(0, -2)
-            elif isinstance(step, Pool):
-                x = self._pool(x, step)
-            else:
-                weights = self._weights[step.gate if isinstance(step, Gate) else step.name]
-                if isinstance(weights, RowNorm):
-                    x = weights(x)
-                else:
-                    x = x @ weights if isinstance(weights, Tensor) else weights(x, self._ops)
-                x = self._activations[step](x) if isinstance(step, Gate) else x
-        return x
-
-    def _pool(self, x: Tensor, step: Pool) -> Tensor:
-        wide = self._squares(x.float()).mean((-3, -2)).flatten(0, -2).mul_(step.factor)
-        if step.name:
-            bias, scale = (self._weights[f"{step.name}.{end}"] for end in ("bias", "scale"))
-            assert isinstance(bias, Tensor) and isinstance(scale, Tensor)
-            wide.sub_(bias).mul_(scale)
-        return wide.to(x.dtype)

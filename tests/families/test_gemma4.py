@@ -15,7 +15,7 @@ from hydrainfer.core import CheckpointError, InvalidRequest, LiveSequence, Role,
 from hydrainfer.families import read_config
 from hydrainfer.models import cache_specs, load_model
 from hydrainfer.models.picture import PatchedPicture
-from hydrainfer.models.vit_parts import Projector
+from hydrainfer.models.projector import Projector, Surroundings
 from hydrainfer.ops import select_ops, upload
 from hydrainfer.ops.reference import gather_kv
 from hydrainfer.processor import ChatOptions, PixelStore, Processor, load_description, parse_messages
@@ -188,9 +188,11 @@ def test_large_numbers_are_standardised_in_float32(dtype):
     def squares(x):
         return x.unflatten(0, (-1, 3, 3))
 
-    narrow = Projector(steps, 16, 3, squares, make, select_ops("cpu", dtype, 16, only="reference"))
-    wide_make = lambda *shape, **_: make(*shape, dtype=torch.float32)  # noqa: E731
-    wide = Projector(steps, 16, 3, squares, wide_make, select_ops("cpu", torch.float32, 16, only="reference"))
+    def projector(make, dtype):
+        return Projector(steps, 16, Surroundings(3, squares, make, select_ops("cpu", dtype, 16, only="reference")))
+
+    narrow = projector(make, dtype)
+    wide = projector(lambda *shape, **_: make(*shape, dtype=torch.float32), torch.float32)
     for name, slot in narrow.slots().items():
         slot.into.copy_(5e4 if name.endswith("bias") else torch.randn(slot.into.shape, generator=generator))
         wide.slots()[name].into.copy_(slot.into)
