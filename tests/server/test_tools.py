@@ -114,7 +114,7 @@ def test_a_whole_answer_has_its_tool_calls(client, tools_server):
     assert sampling.grammar is None and not sampling.skip_special_tokens
 
 
-@pytest.mark.parametrize("step_s", [0.0, 0.002])
+@pytest.mark.parametrize("step_s", [0.0, 0.02])
 def test_streamed(client, tools_server, step_s, monkeypatch):
     monkeypatch.setattr(tools_server.engine, "step_s", step_s)
     usage = {"include_usage": True}
