@@ -3,9 +3,12 @@ logged once."""
 
 import logging
 import random
-from typing import Any
+from typing import Any, get_args
 
+import anthropic.types as anthropic_types
 import ollama
+import openai.types.chat as openai_chat
+import openai.types.responses as openai_responses
 import pytest
 from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaMessages
 from anthropic.types.message_create_params import MessageCreateParamsBase as Messages
@@ -15,7 +18,7 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as Responses
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.server.http.known import FieldCheck
+from hydrainfer.server.http.known import FieldCheck, KnownFields
 from hydrainfer.server.http.protocol import Protocols
 from hydrainfer.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from hydrainfer.server.protocols import PROTOCOLS
@@ -156,6 +159,108 @@ def test_a_misspelt_field_is_refused_with_the_one_that_was_meant(path):
         assert e.value.param == wrong and repr(wrong) in e.value.message
         right += e.value.message.endswith(f"did you mean {name}?")
     assert right >= 48, f"{right} of {n}"
+
+
+SCHEMA = {"type": "object"}
+ASKED = {"role": "user", "content": "hi"}
+MISSPELT: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/v1/responses", {"input": "hi", "text": {"fromat": {}}}, "text.fromat", "text.format"),
+    ("/v1/responses", {"input": "hi", "text": {"format": {"shema": {}}}}, "text.format.shema", "text.format.schema"),
+    ("/v1/responses", {"tools": [{}, {"paramaters": {}}]}, "tools.1.paramaters", "tools.1.parameters"),
+    ("/v1/responses", {"input": [{"cotnent": "hi"}]}, "input.0.cotnent", "input.0.content"),
+    ("/v1/messages", {"output_config": {"fromat": {}}}, "output_config.fromat", "output_config.format"),
+    ("/v1/messages", {"thinking": {"tpye": "enabled"}}, "thinking.tpye", "thinking.type"),
+    ("/v1/messages", {"tools": [{"input_schma": {}}]}, "tools.0.input_schma", "tools.0.input_schema"),
+    (
+        "/v1/chat/completions",
+        {"tools": [{"function": {"paramaters": {}}}]},
+        "tools.0.function.paramaters",
+        "tools.0.function.parameters",
+    ),
+    (
+        "/v1/chat/completions",
+        {"stream_options": {"include_usgae": True}},
+        "stream_options.include_usgae",
+        "stream_options.include_usage",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [ASKED, {"role": "assistant", "cotnent": "x"}, ASKED]},
+        "messages.1.cotnent",
+        "messages.1.content",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_ulr": "x"}]}]},
+        "messages.0.content.0.image_ulr",
+        "messages.0.content.0.image_url",
+    ),
+    (
+        "/v1/chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"schmea": SCHEMA}}},
+        "response_format.json_schema.schmea",
+        "response_format.json_schema.schema",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "wrong", "meant"), MISSPELT, ids=[case[2] for case in MISSPELT])
+def test_a_misspelt_field_inside_another_is_refused(server, path, body, wrong, meant):
+    """It would give an answer without the form, tools or texts that were asked for."""
+    answer = server.post(path, **LEAST[path] | body)
+    assert answer.status_code == 400 and f"unknown field {wrong!r}; did you mean {meant}?" in answer.text
+    FieldCheck(ENDPOINTS, refuses=False).check(path, LEAST[path] | body)
+
+
+def test_fields_inside_others_that_nobody_here_knows_are_let_pass(server):
+    messages = [
+        {**ASKED, "cache_control": {"type": "ephemeral"}, "zzz": 1},
+        {"role": "assistant", "content": "x", "reasoning_details": [], "contents": "beside the right one"},
+        ASKED,
+    ]
+    answer = server.post("/v1/chat/completions", messages=messages, response_format={"type": "text", "zzz": 1})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "place", "kinds"),
+    [
+        ("/v1/chat/completions", ("messages",), openai_chat.ChatCompletionMessageParam),
+        ("/v1/chat/completions", ("messages", "content"), openai_chat.ChatCompletionContentPartParam),
+        ("/v1/chat/completions", ("tools",), openai_chat.ChatCompletionToolUnionParam),
+        ("/v1/responses", ("input",), openai_responses.ResponseInputItemParam),
+        ("/v1/responses", ("tools",), openai_responses.ToolParam),
+        ("/v1/responses", ("text", "format"), openai_responses.ResponseFormatTextConfigParam),
+        ("/v1/messages", ("messages", "content"), anthropic_types.ContentBlockParam),
+        ("/v1/messages", ("tools",), anthropic_types.ToolUnionParam),
+    ],
+)
+def test_no_documented_field_inside_another_counts_as_misspelt(path, place, kinds):
+    known = ENDPOINTS[path]
+    for name in place:
+        known = known.nested[name]
+    for kind in get_args(kinds):
+        assert known.unknown(dict.fromkeys(getattr(kind, "__annotations__", ()))) == [], kind
+
+
+def test_looking_into_a_large_body_is_bounded():
+    wrong = {"messages": [{"role": "user", **{f"conte{i}": 1 for i in range(200)}} for _ in range(20_000)]}
+    compared, nearest = [], KnownFields.nearest
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(KnownFields, "nearest", lambda *args: compared.append(args) or nearest(*args))
+        with pytest.raises(InvalidRequest):
+            FieldCheck(ENDPOINTS).check("/v1/chat/completions", wrong)
+        for one in wrong["messages"]:
+            one["content"] = "x"
+        FieldCheck(ENDPOINTS).check("/v1/chat/completions", wrong)
+    assert len(compared) < 10_000
+
+
+def test_a_schema_beside_another_type_is_refused(server):
+    for kind in ("json_object", "text"):
+        form = {"type": kind, "json_schema": {"name": "x", "schema": SCHEMA}}
+        answer = server.post("/v1/chat/completions", messages=[ASKED], response_format=form)
+        assert answer.status_code == 400 and "json_schema is for the type json_schema" in answer.text
 
 
 def test_a_name_that_is_like_none_is_refused_without_a_guess(server):

@@ -21,7 +21,7 @@ from hydrainfer.server.http.fields import (
     Whole,
     field,
 )
-from hydrainfer.server.http.known import EMPTY, FieldCheck, KnownFields, Refusal, names, refusals
+from hydrainfer.server.http.known import EMPTY, FieldCheck, KnownFields, Refusal, loose, names, refusals
 from hydrainfer.server.http.logs import StatsLine, written_logs
 from hydrainfer.server.http.paths import Prefixed, route_path
 from hydrainfer.server.http.protocol import Body, Protocol, Protocols
@@ -62,6 +62,7 @@ __all__ = [
     "id_in",
     "install_error_handlers",
     "json_response",
+    "loose",
     "names",
     "new_id",
     "read_origins",

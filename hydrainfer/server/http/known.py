@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ from hydrainfer.core import InvalidRequest
 
 _log = logging.getLogger("hydrainfer.server.known")
 EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
+_MOST_OBJECTS = 1000
+"""Objects of a body that are looked into. A client that misspells a name does so early."""
+_MOST_COMPARED = 8  # names of an object that are compared with known ones, which takes 0.1 ms each
 _MOST_NOTED = 256  # names of unknown fields that are remembered, and so logged
 
 
@@ -24,30 +28,60 @@ class Refusal(NamedTuple):
 
 
 class KnownFields(NamedTuple):
-    """The fields of one endpoint. `noun`: what their names begin with in messages. `nested`: the fields of objects in
-    the body, by the name of the object."""
+    """The fields of one endpoint, or of an object in its body. `nested`: the fields of the objects, and of those in
+    lists, that are values of fields. `loose`: clients write more into this object than any table holds, so only those
+    unknown fields count that look like a known one that is missing."""
 
     honoured: frozenset[str]
     refused: Mapping[str, Refusal]
     harmless: frozenset[str]
-    noun: str = ""
     nested: Mapping[str, KnownFields] = MappingProxyType({})
+    loose: bool = False
 
-    def check(self, body: Mapping[str, Any]) -> None:
-        """Raises `InvalidRequest` naming the first refused field that `body` sets."""
+    def check(self, body: Mapping[str, Any], place: str = "") -> None:
+        """Raises `InvalidRequest` naming the first refused field that `body` sets. `place`: what the names of its
+        fields begin with in messages."""
         for name, refusal in self.refused.items():
             value = body.get(name)
             if value is not None and value not in refusal.neutral:
-                param = f"{self.noun}{name}"
-                raise InvalidRequest(refusal.why, param=param, code="unsupported_parameter")
+                raise InvalidRequest(refusal.why, param=f"{place}{name}", code="unsupported_parameter")
 
     def unknown(self, body: Mapping[str, Any]) -> list[str]:
         known = (self.honoured, self.refused, self.harmless)
-        return [f"{self.noun}{name}" for name in body if not any(name in names for names in known)]
+        unknown = [name for name in body if not any(name in names for names in known)]
+        if self.loose:
+            unknown = [name for name in unknown[:_MOST_COMPARED] if self.nearest(name) not in (None, *body)]
+        return unknown
+
+    def objects(self, body: Mapping[str, Any], place: str = "") -> Iterator[tuple[KnownFields, Mapping[str, Any], str]]:
+        """`body` and the objects in it, each behind its fields and before its place."""
+        yield self, body, place
+        for name, fields in self.nested.items():
+            value = body.get(name)
+            if isinstance(value, Mapping):
+                yield from fields.objects(value, f"{place}{name}.")
+            elif isinstance(value, list):
+                for i, item in enumerate(value):
+                    if isinstance(item, Mapping):
+                        yield from fields.objects(item, f"{place}{name}.{i}.")
+
+    def nearest(self, name: str) -> str | None:
+        """The known field that `name` is most like, if any. Honoured ones come first, since they are meant more
+        often."""
+        for known in (self.honoured, self.refused, self.harmless):
+            near = difflib.get_close_matches(name[:60], known, 1, 0.75)
+            if near:
+                return near[0]
+        return None
 
 
 def names(words: str) -> frozenset[str]:
     return frozenset(words.split())
+
+
+def loose(honoured: str, harmless: str = "", **nested: KnownFields) -> KnownFields:
+    """The fields of an object in a body, of which only misspelt ones are refused."""
+    return KnownFields(names(honoured), {}, names(harmless), nested, loose=True)
 
 
 def refusals(names: str, hint: str = "", neutral: tuple[Any, ...] = EMPTY) -> dict[str, Refusal]:
@@ -69,19 +103,14 @@ class FieldCheck:
     def check(self, path: str, body: object) -> None:
         """Raises `InvalidRequest` naming a refused field, or an unknown one with the known name that comes nearest."""
         known = self._known.get(path)
-        if known is not None and isinstance(body, Mapping):
-            self._check(path, known, body)
-
-    def _check(self, path: str, known: KnownFields, body: Mapping[str, Any]) -> None:
-        known.check(body)
-        unknown = known.unknown(body)
-        if unknown and self._refuses and path.startswith("/v1/"):
-            raise _unknown(unknown[0], known)
-        self._note(path, unknown)
-        for name, fields in known.nested.items():
-            value = body.get(name)
-            if isinstance(value, Mapping):
-                self._check(path, fields, value)
+        if known is None or not isinstance(body, Mapping):
+            return
+        for fields, found, place in islice(known.objects(body), _MOST_OBJECTS):
+            fields.check(found, place)
+            unknown = fields.unknown(found)
+            if unknown and self._refuses and path.startswith("/v1/"):
+                raise _unknown(unknown[0], fields, place)
+            self._note(path, (f"{place}{name}" for name in unknown))
 
     def _note(self, path: str, names: Iterable[str]) -> None:
         for name in names:
@@ -91,14 +120,10 @@ class FieldCheck:
                 _log.warning("%s: the unknown field %s is ignored, now and later", path, ascii(note[1]))
 
 
-def _unknown(name: str, known: KnownFields) -> InvalidRequest:
-    """The error for a field that is in no table. Honoured names come first, since they are meant more often."""
-    shown, near = name[:60], list[str]()
-    for those in (known.honoured, known.refused, known.harmless):
-        near = near or difflib.get_close_matches(name[len(known.noun) :][:60], those, 1, 0.75)
-    hint = (
-        f"did you mean {known.noun}{near[0]}?"
-        if near
-        else "remove it, or start the server with --unknown-fields ignore"
-    )
+def _unknown(name: str, known: KnownFields, place: str) -> InvalidRequest:
+    """The error for a field that is in no table."""
+    shown, near = f"{place}{name[:60]}", known.nearest(name)
+    hint = "remove it, or start the server with --unknown-fields ignore"
+    if near is not None:
+        hint = f"did you mean {place}{near}?"
     return InvalidRequest(f"unknown field {shown!a}; {hint}", param=shown, code="unknown_parameter")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydrainfer.server.http import EMPTY, KnownFields, Refusal, names, refusals
+from hydrainfer.server.http import EMPTY, KnownFields, Refusal, loose, names, refusals
 from hydrainfer.server.openai.fields import ChatFields, CompletionFields
 
 _OPENAI_HARMLESS = names(  # billing, storage, scheduling hints, other names for what is on already
@@ -42,7 +42,7 @@ OPENAI_REFUSED = {
     **refusals("regex", "send guided_regex"),
     **refusals("ebnf", "send guided_grammar, in Lark or GBNF"),
     **refusals("grammar", "send guided_grammar"),
-    **refusals("json_schema", "send response_format or guided_json"),
+    **refusals("json_schema", "send response_format or guided_json", ()),
     **refusals("stop_regex", "send stop"),
     **refusals("no_stop_trim", "send include_stop_str_in_output"),
     **refusals("n_predict max_new_tokens", "send max_tokens", (*EMPTY, -1)),
@@ -75,9 +75,31 @@ OPENAI_REFUSED = {
 }
 
 
+_PARTS = loose(
+    "type text image_url video_url refusal",
+    "image image_pil video fps input_audio file audio_url uuid cache_control min_pixels max_pixels detail",
+    image_url=loose("url", "detail format min_pixels max_pixels"),
+    video_url=loose("url", "detail format fps"),
+)
+_FUNCTION = loose("name description parameters", "strict")
+_NESTED = {
+    "messages": loose(
+        "role content name tool_calls tool_call_id reasoning_content reasoning refusal",
+        "audio function_call annotations reasoning_details thinking tool_name id type parsed prefix cache_control",
+        content=_PARTS,
+        tool_calls=loose("id type function", "index custom", function=loose("name arguments", "parsed_arguments")),
+    ),
+    "tools": loose("type function", "custom", function=_FUNCTION),
+    "tool_choice": loose("type function", "allowed_tools custom mode tools", function=loose("name")),
+    "response_format": loose("type json_schema schema", json_schema=loose("name schema", "strict description")),
+    "stream_options": loose("include_usage continuous_usage_stats", "include_obfuscation"),
+}
+
+
 def _fields(honoured: frozenset[str]) -> KnownFields:
     refused = {name: refusal for name, refusal in OPENAI_REFUSED.items() if name not in honoured}
-    return KnownFields(honoured, refused, _OPENAI_HARMLESS)
+    nested = {name: fields for name, fields in _NESTED.items() if name in honoured}
+    return KnownFields(honoured, refused, _OPENAI_HARMLESS, nested)
 
 
 CHAT = _fields(ChatFields.honoured())

@@ -53,6 +53,10 @@ def json_grammar(schema: object, where: str) -> Grammar:
 
 def _of_format(response_format: Mapping[str, Any]) -> Grammar | None:
     kind = response_format.get("type")
+    if kind in ("text", "json_object") and response_format.get("json_schema") is not None:
+        raise InvalidRequest(
+            "response_format.json_schema is for the type json_schema", param="response_format.json_schema"
+        )
     if kind == "text":
         return None
     if kind == "json_object":

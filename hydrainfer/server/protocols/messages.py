@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
-from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, json_response, names, refusals
+from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, json_response, loose, names, refusals
 from hydrainfer.server.openai import Answers, ChatFields, parse
 from hydrainfer.server.protocols.messages_chat import chat_of, thinks
 from hydrainfer.server.protocols.messages_fields import CountFields, MessageFields
@@ -16,6 +16,11 @@ from hydrainfer.server.protocols.turn import shape_of
 
 _PATH = "/v1/messages"
 _COUNT = "/v1/messages/count_tokens"
+_BLOCKS = loose(
+    "type text source content id name input tool_use_id is_error thinking",
+    "title context citations cache_control signature data caller",
+    source=loose("type media_type data url", "file_id content"),
+)
 _KNOWN = KnownFields(
     honoured=MessageFields.honoured(),
     refused={
@@ -26,6 +31,14 @@ _KNOWN = KnownFields(
         "metadata service_tier inference_geo cache_control speed betas user_profile_id workspace_id billing_policy "
         "fallback_credit_token diagnostics"
     ),
+    nested={
+        "messages": loose("role content", content=_BLOCKS),
+        "system": _BLOCKS,
+        "tools": loose("type name description input_schema", "cache_control strict"),
+        "tool_choice": loose("type name disable_parallel_tool_use"),
+        "thinking": loose("type", "budget_tokens display"),
+        "output_config": loose("format effort", "task_budget", format=loose("type schema", "name")),
+    },
 )
 _EXAMPLE = {"messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 _BODY = Body(MessageFields, {**_EXAMPLE, "max_tokens": 64}, _KNOWN)

@@ -32,7 +32,6 @@ _OPTIONS = KnownFields(
         "num_ctx num_batch num_gpu main_gpu low_vram vocab_only use_mmap use_mlock num_thread numa f16_kv logits_all "
         "embedding_only num_keep mirostat_tau mirostat_eta penalize_newline"
     ),
-    noun="options.",
 )
 _CHAT = KnownFields(OllamaChatFields.honoured(), _REFUSED, _HARMLESS, nested={"options": _OPTIONS})
 _GENERATE = KnownFields(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, names, refusals
+from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, loose, names, refusals
 from hydrainfer.server.openai import Answers
 from hydrainfer.server.protocols.reading import answer_chat, mapping
 from hydrainfer.server.protocols.responses_chat import chat_of
@@ -27,6 +27,17 @@ _KNOWN = KnownFields(
         "metadata store user safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
         "service_tier stream_options client_metadata request_id"
     ),
+    nested={
+        "input": loose(
+            "type role content call_id name arguments output",
+            "id status summary encrypted_content phase namespace action result results outputs",
+            content=loose("type text image_url refusal", "detail file_id annotations logprobs"),
+        ),
+        "text": loose("format verbosity", format=loose("type name schema", "strict description")),
+        "tools": loose("type name description parameters", "strict"),
+        "tool_choice": loose("type name", "mode tools"),
+        "reasoning": loose("effort summary", "generate_summary context"),
+    },
 )
 
 
