@@ -1,6 +1,7 @@
 """Tools through HTTP: as the official client and LangChain send them, for the templates of all families."""
 
 import json
+from functools import partial
 
 import openai
 import pydantic
@@ -237,6 +238,25 @@ def test_cut_off(client, tools_server):
     n = len(tools_server.model.tokenizer.encode(tools_server.say).ids) // 3
     choice = client.create(model="tiny", messages=[USER], tools=[WEATHER], max_tokens=n).choices[0]
     assert choice.finish_reason == "length"
+
+
+@pytest.mark.parametrize(("stop", "reason"), [("Köln", "stop"), ("\n\n", "tool_calls")])
+def test_a_stop_string_that_cuts_a_call_is_why_the_answer_ended(client, tools_server, stop, reason):
+    """Half a call is none to be run."""
+    if stop == "\n\n":
+        tools_server.say += stop
+    ask = partial(client.create, model="tiny", messages=[USER], tools=[WEATHER, ADD], stop=[stop])
+    (whole,) = ask().choices
+    last = [chunk.choices[0] for chunk in ask(stream=True)][-1]
+    for choice in (whole, last):
+        assert (choice.finish_reason, choice.model_extra["stop_reason"]) == (reason, stop)
+    body = {"messages": [USER], "max_tokens": 200, "stop_sequences": [stop]}
+    tools = [{"name": tool["function"]["name"], "input_schema": {"type": "object"}} for tool in (WEATHER, ADD)]
+    answer = tools_server.post("/v1/messages", **body, tools=tools).json()
+    assert (answer["stop_reason"], answer["stop_sequence"]) == {
+        "stop": ("stop_sequence", stop),
+        "tool_calls": ("tool_use", None),
+    }[reason]
 
 
 def test_tokens_and_their_probabilities(client, tools_server):

@@ -10,7 +10,7 @@ from hydrainfer.server.openai.logprobs import chat_logprobs
 from hydrainfer.server.openai.parts import Tool
 from hydrainfer.server.openai.replies import Reply
 from hydrainfer.server.openai.structured import grammar_of
-from hydrainfer.server.openai.tool_reply import reader
+from hydrainfer.server.openai.tool_reply import is_json, reader
 
 __all__ = [
     "CHAT",
@@ -26,6 +26,7 @@ __all__ = [
     "Tool",
     "chat_logprobs",
     "grammar_of",
+    "is_json",
     "parse",
     "reader",
 ]

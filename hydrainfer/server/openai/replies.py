@@ -194,7 +194,7 @@ class ChatReply(Choices):
             "index": delta.choice,
             "delta": self._delta(piece, last=delta.finish_reason is not None),
             "logprobs": self._logprobs(delta),
-            "finish_reason": self._finish(delta.choice, delta.finish_reason),
+            "finish_reason": self._finish(delta.choice, delta),
         }
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
@@ -208,7 +208,7 @@ class ChatReply(Choices):
             "index": index,
             "message": {"role": "assistant", "refusal": None, **self._message(piece)},
             "logprobs": self._logprobs(done),
-            "finish_reason": self._finish(index, done.finish_reason),
+            "finish_reason": self._finish(index, done),
             "stop_reason": done.stop_reason,
         }
         if self.return_ids:
@@ -228,8 +228,9 @@ class ChatReply(Choices):
     def _message(self, piece: AnswerPiece) -> dict[str, Any]:
         return {"content": (piece.content or None) if piece.reasoning else piece.content, **_reasoned(piece)}
 
-    def _finish(self, index: int, reason: str | None) -> str | None:  # noqa: ARG002
-        return reason
+    def _finish(self, index: int, part: Delta | Completion) -> str | None:  # noqa: ARG002
+        """The finish reason of choice `index`, of which `part` is the last that was read."""
+        return part.finish_reason
 
     def _body_extras(self) -> dict[str, Any]:
         ids = {"prompt_token_ids": self.prepared.prompts[0]} if self.return_ids else {}

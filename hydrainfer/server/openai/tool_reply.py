@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import orjson
 
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.processor import (
@@ -19,6 +20,7 @@ from hydrainfer.processor import (
     answer_stream,
     calls_grammar,
 )
+from hydrainfer.server.live import Completion, Delta
 from hydrainfer.server.openai.replies import ChatReply
 
 
@@ -54,10 +56,19 @@ class ToolReply(ChatReply):
 
     def __init__(self, *args: Any, tools: Tools, how: ToolFormat) -> None:
         self._tools, self._how = tools, how
+        self._arguments: dict[int, str] = {}
+        """Of each choice's last call."""
         super().__init__(*args)
 
     def _reader(self) -> AnswerStream:
         return reader(self.prepared, self._tools, self._how)
+
+    def _read(self, index: int, text: str, finish_reason: str | None) -> AnswerPiece:
+        piece = super()._read(index, text, finish_reason)
+        for call in piece.calls:
+            before = "" if call.id is not None else self._arguments[index]
+            self._arguments[index] = before + call.arguments
+        return piece
 
     def _delta(self, said: AnswerPiece, *, last: bool) -> dict[str, Any]:
         delta = super()._delta(said, last=last or bool(said.calls))
@@ -69,8 +80,12 @@ class ToolReply(ChatReply):
             message |= {"content": said.content or None, "tool_calls": merged(said.calls)}
         return message
 
-    def _finish(self, index: int, reason: str | None) -> str | None:
-        return "tool_calls" if reason == "stop" and self._streams[index].n_calls else reason
+    def _finish(self, index: int, part: Delta | Completion) -> str | None:
+        if part.finish_reason != "stop" or not self._streams[index].n_calls:
+            return part.finish_reason
+        if isinstance(part.stop_reason, str) and not is_json(self._arguments.get(index, "")):
+            return "stop"  # the stop string cut a call
+        return "tool_calls"
 
 
 def _call(delta: CallDelta) -> dict[str, Any]:
@@ -78,6 +93,15 @@ def _call(delta: CallDelta) -> dict[str, Any]:
         return {"index": delta.index, "function": {"arguments": delta.arguments}}
     function = {"name": delta.name, "arguments": delta.arguments}
     return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+
+
+def is_json(arguments: str) -> bool:
+    """Whether a call's arguments are whole."""
+    try:
+        orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def merged(deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import msgspec
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import ToolFormat, Tools
 from hydrainfer.server.live import Completion, Delta
-from hydrainfer.server.openai import Reply, Shape, reader
+from hydrainfer.server.openai import Reply, Shape, is_json, reader
 
 
 class ReplyPart(msgspec.Struct):
@@ -74,8 +74,11 @@ class ReplyTurn(Reply):
 
     @property
     def called(self) -> bool:
-        """Whether the answer ended by itself and has calls."""
-        return self.finish_reason == "stop" and any(part.kind == "call" for part in self.parts)
+        """Whether the answer has calls and ended by itself, or at a stop string that cut none of them."""
+        if self.finish_reason != "stop" or not any(part.kind == "call" for part in self.parts):
+            return False
+        last = self.parts[-1]
+        return last.kind != "call" or not isinstance(self.stop_reason, str) or is_json(last.text)
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:  # noqa: ARG002
         return b"".join(map(self._say, deltas))
