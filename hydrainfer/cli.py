@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,7 +86,10 @@ def serve(ctx: typer.Context, config_file: _ConfigFile = None, **flags: str | No
     given = {name: value for name, value in flags.items() if value is not None}
     if twice := given.keys() & ctx.obj.keys():
         raise ConfigError(f"{', '.join(twice)} is given twice, as a word and as an option; give it once")
-    loaded, console = load(given | ctx.obj, config_file, os.environ), Console()
+    environ = dict(os.environ)
+    if "VLLM_API_KEY" in environ:  # whoever moves from vLLM expects a server with a key
+        environ.setdefault("HYDRAINFER_API_KEY", environ["VLLM_API_KEY"])
+    loaded, console = load(given | ctx.obj, config_file, environ), Console()
     _begin(loaded, console)
     from hydrainfer.profiling.auto import settle
     from hydrainfer.serving import serve_forever
@@ -102,14 +105,19 @@ def _begin(loaded: Loaded, console: Console) -> None:
     from hydrainfer.stores import check_stores
 
     config = loaded.config
+
+    def say(line: str) -> None:
+        with suppress(OSError):  # a full disk is no reason not to serve
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     for note in loaded.notes:
-        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        say(f"note: {note}")
     specs = () if config.layout == "auto" else read_layout(config.layout)
     check_stores(config, specs)
     folder = model_folder(config)
     architecture_of(folder)
     message = f"starting {name_of(folder)}, layout {config.layout}" + (f": {in_words(specs)}" if specs else "")
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
+    say(message)
 
 
 @app.command()
@@ -151,7 +159,9 @@ def chat(
     system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
     max_tokens: Annotated[int | None, typer.Option(help="Length of each answer; default: the server's.", min=1)] = None,
     temperature: Annotated[float | None, typer.Option(help="0: the likeliest answer; default: the model's.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="HYDRAINFER_API_KEY", help="The server's key.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar=["HYDRAINFER_API_KEY", "OPENAI_API_KEY"], help="The server's key.")
+    ] = None,
 ) -> None:
     """Talk to a server, or to a model that is started for this, in the terminal. Piped text is one question."""
     from hydrainfer.chatting import Conversation, Server, find_server

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hydrainfer.config import Loaded, ServeConfig, config_rows, config_table
@@ -136,16 +136,17 @@ class _HttpServer(uvicorn.Server):
     async def _drain(self, end_s: float) -> None:
         """Refuse new requests and wait for the live ones, until `end_s` or a second Ctrl-C."""
         self._sessions.drain()
-        n = self._sessions.n_live
+        overload = self._sessions.overload
+        n = overload.n_requests
         if not n:
             return
         message = f"shutting down: new requests get 503, {n} may finish within {self._drain_s:g} s (Ctrl-C ends them)"
         log_event(_log, "draining", message, n_live=n)
-        while self._sessions.n_live and not self._hurried and time.monotonic() < end_s:
+        while overload.n_requests and not self._hurried and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_S)
         if self._lost() is not None:
             return  # they have ended with an error, which is in the log
-        left = self._sessions.n_live
+        left = overload.n_requests
         message = f"{n - left} of {n} requests have finished" + (f"; {left} are ended with 503" if left else "")
         log_event(_log, "drained", message, n_finished=n - left, n_ended=left)
 
@@ -196,7 +197,7 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
                 tenants,
                 lambda: _greet(console, _url(listener, loaded.config), instance.name, locked, exposed, chats, as_json),
             )
-            server.on_hang_up = lambda: _reload(tenants)
+            server.on_hang_up = lambda: threading.Thread(target=_reload, args=(tenants,), daemon=True).start()
             signals.hand_to(server)
             server.run(sockets=[_listening(listener)])
             why = instance.engine.lost()
@@ -276,7 +277,7 @@ def _settle(loaded: Loaded, console: Console, instance: ServerParts) -> None:
         rows = config_rows(loaded, instance.facts)
         log_event(_log, "options", "the options of this server", options={name: value for name, value, _ in rows})
     else:
-        console.print(config_table(loaded, instance.facts))
+        _say(console, config_table(loaded, instance.facts))
     if (loaded.config.threads or 0) > n_cores():
         message = (
             f"--threads {loaded.config.threads}: more than the {n_cores()} cores here, so threads wait for each other"
@@ -303,6 +304,7 @@ def _tenants(config: ServeConfig) -> Tenants:
 
 
 def _reload(tenants: Tenants) -> None:
+    """Read the tenants' file again. It runs on a thread of its own, since the file may be where reading hangs."""
     try:
         read = tenants.reload()
     except ConfigError as e:
@@ -394,7 +396,7 @@ def _url(listener: socket.socket, config: ServeConfig) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _say(console: Console, message: str, highlight: bool = False, **style: Any) -> None:
+def _say(console: Console, message: RenderableType, highlight: bool = False, **style: Any) -> None:
     """Print what a running server says. It runs on if nobody can read that: the disk may be full, or the reader of a
     pipe gone, for which rich raises `SystemExit`."""
     with suppress(OSError, SystemExit):

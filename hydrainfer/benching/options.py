@@ -33,7 +33,7 @@ Parts = Annotated[list[str] | None, flag(_SLO, "SLOs in ms: ttft:250 tpot:40 e2e
 MinSeconds = Annotated[float | None, flag(_LOAD, "The least length of a run; auto: 10, or 5 TTFT SLOs.")]
 Timeout = Annotated[float, flag(_LOAD, "A request without an end by then has failed.")]
 ModelName = Annotated[str, flag(_SERVER, "Its name; default: the first the server has.")]
-ApiKey = Annotated[str | None, flag(_SERVER, "Bearer token.", envvar="OPENAI_API_KEY")]
+ApiKey = Annotated[str | None, flag(_SERVER, "Bearer token.", envvar=["HYDRAINFER_API_KEY", "OPENAI_API_KEY"])]
 _FOLDER = flag(_OUT, "Folder for result.json, runs.csv and report.html.")
 JsonFlag = Annotated[
     bool, flag(_OUT, "The result as JSON on standard output; all else goes to stderr.", param_decls=["--json"])

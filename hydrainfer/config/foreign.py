@@ -4,6 +4,7 @@ comes nearest. The table is in `vllm_names`."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -83,14 +84,20 @@ def _plain(value: Any) -> Any:
 def whole_number(value: Any) -> int:
     """A number as vLLM takes them: 32k is 32,000, 32K is 32,768."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", str(value))
-    if found is None:
-        raise ValueError("it must be a number, such as 4096, 32k or 32K")
-    return int(float(found[1]) * _UNITS.get(found[2], 1))
+    number = float(found[1]) * _UNITS.get(found[2], 1) if found is not None else math.nan
+    if not number.is_integer():
+        raise ValueError("it must be a whole number, such as 4096, 32k or 32K")
+    return int(number)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
     """An object, or its JSON."""
-    content = json.loads(value) if isinstance(value, str) else value
+    content = value
+    if isinstance(value, str):
+        try:
+            content = json.loads(value)
+        except json.JSONDecodeError:
+            content = None
     if not isinstance(content, Mapping):
         raise TypeError('it must be an object, such as {"image": 4}')
     return content

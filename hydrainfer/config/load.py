@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -98,7 +99,9 @@ def load(
         adopted = adopt(layer, NAMES, name)
         notes += adopted.notes
         for key, value in adopted.options.items():
-            check_known(key, known, name, "`hydrainfer serve --help`")
+            if key not in known:
+                near = difflib.get_close_matches(str(key), NAMES, 1, 0.8)
+                check_known(key, [*known, *near], name, "`hydrainfer serve --help`")
             values[key], source[key] = value, name
     if "model" not in values:
         values["model"], source["model"] = builtin.NAME, "built-in"

@@ -59,7 +59,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), (_NUMBER, "a number")),
 }
 """The types of the numbers among the fields of `SamplingParams`, and their names in messages."""
-_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_FLAGS = {"include_stop_str_in_output": False, "ignore_eos": False, "skip_special_tokens": True, "drafts": True}
+"""The flags among them, and what None means."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,8 +153,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             _check(isinstance(value, kinds), name, f"must be {said}", repr(value))
             msgspec.structs.force_setattr(self, name, _plain(value))
-        for name in _FLAGS:
-            msgspec.structs.force_setattr(self, name, bool(getattr(self, name)))
+        for name, default in _FLAGS.items():
+            value = getattr(self, name)
+            if value is None:
+                value = default
+            _check(value in (False, True), name, "must be True or False", repr(value))
+            msgspec.structs.force_setattr(self, name, bool(value))
         for name in ("stop", "stop_token_ids", "logit_bias", "bad_words"):
             value = getattr(self, name)
             if not isinstance(value, tuple):

@@ -23,9 +23,12 @@ from hydrainfer.offline.running import (
     chat_options,
     check_others,
     check_sampling,
+    naming,
     output_of,
     prompt_of,
 )
+
+_ANSWER_S = 30.0  # how long instances may take to answer
 
 
 class LLM(RunningModel):
@@ -73,7 +76,7 @@ class LLM(RunningModel):
 
     def generate(
         self,
-        prompts: AnyPrompt | Sequence[AnyPrompt],
+        prompts: AnyPrompt | Sequence[AnyPrompt] | None = None,
         sampling_params: core.SamplingParams | Sequence[core.SamplingParams] | None = None,
         use_tqdm: bool = True,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
@@ -85,6 +88,11 @@ class LLM(RunningModel):
         mean nothing. Raises the `HydraError` of the first request that fails."""
         check_others(others)
         return self._run(self._prompt_jobs(prompts, mm_processor_kwargs), sampling_params, use_tqdm)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget what a later request could reuse, as `POST /reset_prefix_cache` does. Returns True, as vLLM's."""
+        self._running().sessions.handle.forget_cached().result(_ANSWER_S)
+        return True
 
     def _run(
         self, jobs: Sequence[Job], sampling: core.SamplingParams | Sequence[core.SamplingParams] | None, use_tqdm: bool
@@ -118,7 +126,8 @@ async def _gather(
 
     async def one(job: Job, sampling: core.SamplingParams) -> RequestOutput:
         async with ahead:
-            stream = await job.start(sampling, None)
+            with naming(job.place):
+                stream = await job.start(sampling, None)
             choices = await stream.result()
         bar.update()
         prompt, calls = prompt_of(instance, job, stream), [job.calls(stream, one) for one in choices]

@@ -104,6 +104,10 @@ class SamplingParams(core.SamplingParams, frozen=True, kw_only=True, repr_omit_d
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.detokenize is None:
+            msgspec.structs.force_setattr(self, "detokenize", True)
+        if not isinstance(self.detokenize, bool):
+            raise InvalidRequest(f"detokenize must be True or False, not {self.detokenize!r}", param="detokenize")
         for name, instead in _REFUSED.items():
             value = getattr(self, name)
             if value is not None and value not in _HARMLESS.get(name, ()):

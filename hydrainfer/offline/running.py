@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,7 +16,7 @@ import msgspec
 from hydrainfer import core
 from hydrainfer.assemble import ServerParts, free_unused, start_instance
 from hydrainfer.config import load
-from hydrainfer.core import ConfigError, InvalidRequest, Unavailable
+from hydrainfer.core import ConfigError, InvalidRequest, MediaError, RequestTooLarge, Unavailable
 from hydrainfer.offline.calls import CallReader, call_reader
 from hydrainfer.offline.outputs import CompletionOutput, RequestOutput, ToolCall
 from hydrainfer.offline.params import SamplingParams, plain
@@ -61,11 +62,12 @@ _OF_CALLS: Mapping[str, tuple[Any, str]] = {
 
 class Job(NamedTuple):
     """One request to make: `start` it, with an id or None. `prompt`: its text, if it was given as a text. `reader`:
-    finds calls in the answer."""
+    finds calls in the answer. `place`: what errors name it by among several."""
 
     start: Callable[[core.SamplingParams, str | None], Awaitable[TokenStream]]
     prompt: str | None
     reader: CallReader | None = None
+    place: str = ""
 
     def calls(self, stream: TokenStream, choice: Completion) -> tuple[ToolCall, ...]:
         """The calls in a choice that has ended. Their ids are new each time."""
@@ -134,10 +136,18 @@ class RunningModel:
             sampling = plain(sampling)
             return sampling if reader is None else reader.constrained(sampling)
 
-        def job(chat: Sequence[ChatMessage]) -> Job:
-            return Job(lambda sampling, id: intake.chat(chat, carried(sampling), options=options, id=id), None, reader)
+        def job(chat: Sequence[ChatMessage], place: str) -> Job:
+            def start(sampling: core.SamplingParams, id: str | None) -> Awaitable[TokenStream]:
+                return intake.chat(chat, carried(sampling), options=options, id=id)
 
-        return [job(parse_messages(chat, local=True)) for chat in chats]
+            return Job(start, None, reader, place)
+
+        jobs = []
+        for i, chat in enumerate(chats):
+            place = place_of("chats", i, len(chats))
+            with naming(place):
+                jobs.append(job(parse_messages(chat, local=True), place))
+        return jobs
 
     def _prompt_jobs(self, prompts: Any, media: Mapping[str, Any] | None = None) -> list[Job]:
         """The jobs for one prompt or several, which are checked here. `media`: how pictures and videos are prepared, if
@@ -153,13 +163,33 @@ class RunningModel:
                 lambda sampling, id: intake.chat(of, plain(sampling), options=options, prompt=one.prompt, id=id), text
             )
 
-        return [job(one) for one in parse_prompts(prompts)]
+        parsed = parse_prompts(prompts)
+        return [job(one)._replace(place=place_of("prompts", i, len(parsed))) for i, one in enumerate(parsed)]
 
     def __getattr__(self, name: str) -> Any:
         kind = type(self).__name__
         if name in _NOT_HERE:
             raise AttributeError(f"{kind}.{name} is vLLM's and not to be had here: {_NOT_HERE[name]}")
         raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+
+def place_of(noun: str, i: int, n: int) -> str:
+    """What errors name request number `i` of `n` by; "" if there is only one."""
+    if n == 1:
+        return ""
+    return f"{noun}.{i}"
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """A context whose errors of bad input begin with the `place` of the request, unless that is empty."""
+    try:
+        yield
+    except (InvalidRequest, MediaError, RequestTooLarge) as e:
+        if place:
+            e.message = f"{place}: {e.message}"
+            e.args = (e.message,)
+        raise
 
 
 def chat_options(

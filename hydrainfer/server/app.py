@@ -158,7 +158,7 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     @router.get("/load", summary="How many requests are under way")
     async def load() -> Response:
         """The number of requests that have come and have not ended."""
-        return json_response({"server_load": intake.sessions.n_live})
+        return json_response({"server_load": intake.sessions.overload.n_requests})
 
     @router.get("/metrics", summary="Prometheus metrics")
     async def prometheus() -> Response:

@@ -34,7 +34,9 @@ def operator_routes(tenants: Tenants, sessions: Sessions) -> APIRouter:
         if reset_running_requests:
             raise InvalidRequest("running requests keep their blocks", param="reset_running_requests")
         if reset_external:
-            raise InvalidRequest("a shared store is emptied by `hydrainfer store clear`", param="reset_external")
+            raise InvalidRequest(
+                "a shared store is emptied by `hydrainfer store PLACE --clear`", param="reset_external"
+            )
         answer = asyncio.wrap_future(sessions.handle.forget_cached())
         try:
             blocks = await asyncio.wait_for(answer, _ANSWER_S)

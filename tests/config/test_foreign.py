@@ -116,7 +116,8 @@ def test_what_means_nothing_here_is_said(line, says):
         ("--kv-transfer-config {}", "--layout"),
         ("--max-logprobs 50", "up to 20"),
         ("--swap-space 4", "--host-cache-gib"),
-        ("--max-num-seqs many", "max_num_seqs (flag), an option of vLLM: it must be a number"),
+        ("--max-num-seqs many", "max_num_seqs (flag), an option of vLLM: it must be a whole number"),
+        ("--max-num-seqs 2.9", "it must be a whole number, such as 4096, 32k or 32K"),
         ("--max-num-seqs 0", "max_running (flag): must be a whole number of at least 1"),
         ("--scheduling-policy priority", "in vLLM one of a lower, so turn the sign"),
         ("--enforce-eager.x 1 --enforce-eager.x.y 2", "--enforce-eager.x does not fit what else is given"),
@@ -127,6 +128,7 @@ def test_what_means_nothing_here_is_said(line, says):
         ("--limit-mm-per-prompt 4", "must be an object"),
         ('--limit-mm-per-prompt {"audio":1}', "no audio is taken"),
         ("--limit-mm-per-prompt {", "limit_mm_per_prompt (flag)"),
+        ("--limit-mm-per-prompt image=4,video=1", 'it must be an object, such as {"image": 4}'),
         ('--speculative-config {"method":"eagle","model":"m"}', "method 'eagle' is not supported"),
         ('--speculative-config {"method":"ngram","quantization":"fp8"}', "quantization cannot be set"),
         ("--language-model-only --limit-mm-per-prompt.image 3", "(flag) both set max_images; give one"),
@@ -165,3 +167,17 @@ def test_files_the_environment_and_python_take_the_names_too(tmp_path):
         f"trust_remote_code ({file})",
         "tensor_parallel_size (argument of LLM)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("max_num_sqs", "max_num_seqs"),
+        ("max-num-batched-token", "max_num_batched_tokens"),
+        ("max_runing", "max_running"),
+    ],
+)
+def test_a_misspelt_name_is_taken_for_the_nearest_of_both(key, meant):
+    with pytest.raises(ConfigError) as e:
+        load({key: 2}, given="argument of LLM")
+    assert e.value.message.endswith(f"did you mean {meant}?")

@@ -23,7 +23,8 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
     ("flags", "message"),
     [
         ({"modle": "x"}, "unknown option 'modle'.*did you mean model"),
-        ({"tensor_paralel_size": 2}, "unknown option 'tensor_paralel_size' .flag.; `hydrainfer serve --help` lists"),
+        ({"tensor_paralel_size": 2}, r"did you mean tensor_parallel_size\?"),
+        ({"zzzz": 2}, "unknown option 'zzzz' .flag.; `hydrainfer serve --help` lists"),
         ({"model": "x", "port": 70000}, "port .flag.: must be a whole number up to 65535, got 70000"),
         ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, emulated, got 'tpu'"),
         (

@@ -82,6 +82,14 @@ def test_sampling_values_out_of_range_name_their_field(field, value):
     assert e.value.param == field
 
 
+@pytest.mark.parametrize("flag", ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "drafts"])
+def test_a_flag_is_a_truth_value_and_none_is_its_default(flag):
+    for value in ("false", "no", 2, []):
+        with pytest.raises(InvalidRequest, match=f"{flag} must be True or False"):
+            SamplingParams(**{flag: value})
+    assert SamplingParams(**{flag: None}) == SamplingParams()
+
+
 def test_the_forms_of_other_libraries():
     assert SamplingParams(stop="END").stop == ("END",) and SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert SamplingParams(logit_bias={5: 1.0, 6: -2}).logit_bias == ((5, 1.0), (6, -2))
@@ -93,6 +101,7 @@ def test_the_forms_of_other_libraries():
     [
         {"temperature": np.float64(0.5), "top_k": True, "ignore_eos": 1, "skip_special_tokens": None},
         {"logit_bias": {True: np.float64(1.5)}, "stop_token_ids": (True,), "min_tokens": True},
+        {"ignore_eos": None, "drafts": None, "include_stop_str_in_output": np.bool_(True)},
         {"logit_bias": [[5, 1.0]], "top_k": 2**63 - 1, "seed": 2**64 - 1},
     ],
 )

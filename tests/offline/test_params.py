@@ -77,6 +77,7 @@ def test_the_rest_is_what_requests_carry():
         ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, "is not supported"),
         ({"spaces_between_special_tokens": False}, "leave it out"),
         ({"output_kind": "delta"}, "must be a RequestOutputKind"),
+        ({"detokenize": "no"}, "detokenize must be True or False"),
         ({"bad_words": [""]}, "bad_words must not hold an empty word"),
         ({"bad_words": [5]}, "bad_words must hold strings"),
         ({"structured_outputs": "json"}, "must be a StructuredOutputsParams or a dict"),
@@ -93,7 +94,8 @@ def test_what_is_not_to_be_had_is_refused_in_one_line(given, says):
 
 
 def test_harmless_ones_are_taken():
-    given = SamplingParams(best_of=1, use_beam_search=False, logits_processors=[], extra_args={}, length_penalty=1.0)
+    unset = {"detokenize": None, "skip_special_tokens": None, "logits_processors": [], "extra_args": {}}
+    given = SamplingParams(best_of=1, use_beam_search=False, length_penalty=1.0, **unset)
     assert plain(given) == core.SamplingParams()
     assert repr(given).startswith("SamplingParams(") and "detokenize" not in repr(SamplingParams())
 
@@ -114,6 +116,27 @@ def test_answers_follow_their_forms_and_hold_no_bad_words(llm):
         spelled = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (words[0], f" {words[0]}")]
         for bad in spelled:
             assert all(found[i : i + len(bad)] != bad for i in range(len(found)))
+
+
+def test_the_wrong_one_of_a_batch_is_named(llm):
+    for prompts, place in ((["a", "x " * 9000], "prompts.1: "), ([{"prompt": "x " * 9000}, "a"], "prompts.0: ")):
+        with pytest.raises(InvalidRequest, match=f"^{place}This model's maximum context length"):
+            llm.generate(prompts, use_tqdm=False)
+    with pytest.raises(InvalidRequest, match=r"^chats.1: messages\.0\.role must be"):
+        llm.chat([CHAT, [{"role": "usr", "content": "hi"}]], use_tqdm=False)
+    with pytest.raises(InvalidRequest, match=r"^messages\.0\.role must be"):
+        llm.chat([{"role": "usr", "content": "hi"}], use_tqdm=False)
+    with pytest.raises(InvalidRequest, match=r"as the prompt$"):
+        llm.generate(prompt_token_ids=[[1, 2, 3]])
+
+
+def test_the_prefix_cache_can_be_reset(llm):
+    greedy = SamplingParams(temperature=0.0, max_tokens=2)
+    for reset, reused in ((False, True), (True, False)):
+        llm.chat(CHAT, greedy, use_tqdm=False)
+        assert not reset or llm.reset_prefix_cache() is True
+        (again,) = llm.chat(CHAT, greedy, use_tqdm=False)
+        assert bool(again.num_cached_tokens) is reused
 
 
 def test_text_log_probabilities_and_cached_tokens(llm):

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import re
 import socket
+from contextlib import ExitStack
 
 import pytest
 
@@ -186,6 +187,19 @@ def test_health_may_be_asked_for_its_head(server):
         assert ask("/ping").json() == {"status": "ok"}
     said = server.http.head("/health")
     assert said.status_code == 200 and said.content == b""
+
+
+def test_the_load_is_requests_not_choices(start):
+    server = start(step_s=0.01)
+    body = {"messages": HI, "ignore_eos": True, "stream": True, "n": 3}
+    with ExitStack() as stack:
+        streams = []  # kept: a client hangs up when nobody has them any more
+        for n in (1, 2):
+            stream = stack.enter_context(server.http.stream("POST", "/v1/chat/completions", json=body))
+            streams.append(stream.iter_lines())
+            next(streams[-1])
+            assert server.http.get("/load").json() == {"server_load": n}
+    wait_until(lambda: server.http.get("/load").json() == {"server_load": 0})
 
 
 LOCAL = {"host": "127.0.0.1"}

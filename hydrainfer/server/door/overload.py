@@ -127,7 +127,7 @@ class OverloadControl:
     ) -> None:
         self.clock = clock
         self.max_requests = max_requests
-        self.n_live = 0
+        self.n_live = self.n_requests = 0
         self.refused: Counter[str] = Counter()  # by kind of work, "requests" or "deadline"
         self.closed = False  # whether requests without a place are refused
         self._pictures = pictures
@@ -239,7 +239,7 @@ class OverloadControl:
         """Check the counts and, with `idle`, that no place is held. Raises `AssertionError`."""
         waiting = {kind: queue.n_waiting for kind, queue in self.queues.items()}
         assert self.n_live >= 0 and min(waiting.values()) >= 0, "a place was given back twice"
-        assert not (idle and self.n_live), f"{self.n_live} places not given back"
+        assert not (idle and (self.n_live or self.n_requests)), f"{self.n_live} places not given back"
         assert not (idle and any(waiting.values())), f"waiting: {waiting}"
         for line in self.orders.values():
             line.check(idle)
@@ -321,6 +321,7 @@ class Place:
 
     def count(self, n: int) -> None:
         """Set the number of choices, whether the place is claimed or not."""
+        self._overload.n_requests += bool(n) - bool(self.n)
         self._overload.n_live += n - self.n
         self.n = n
 
@@ -377,8 +378,7 @@ class Place:
         self._stop_decoding(done=False)
         self.stop_waiting()
         self._leave_line()
-        self._overload.n_live -= self.n
-        self.n = 0
+        self.count(0)
         self.on_claim = lambda _: None  # it may refer to this place: requests leave no cycles
         on_leave, self.on_leave = self.on_leave, lambda: None
         on_leave()
