@@ -1,6 +1,7 @@
 """Tenants: a file of keys and limits, read again while the server runs."""
 
 import hashlib
+import logging
 import time
 from itertools import pairwise
 
@@ -228,7 +229,7 @@ def test_a_tenant_that_does_not_share_has_a_salt_of_its_own(write):
     assert sum(map(len, found)) == len(set.union(*found)) == 15
 
 
-def test_over_http(start, write):
+def test_over_http(start, write, caplog):
     path = write(f"{ACME}\nother: {{keys: [{key('o')}], top_priority: 1, weight: 3}}")
     server = start(tenants=Tenants((), path))
 
@@ -237,8 +238,11 @@ def test_over_http(start, write):
         return server.chat(max_tokens=1, **fields)
 
     assert ask("nobody").status_code == 401 and server.http.get("/v1/models").status_code == 401
-    answers = [ask("a") for _ in range(14)]  # at least one whole minute is used up, whenever this runs
+    with caplog.at_level(logging.INFO, "hydrainfer.access"):
+        answers = [ask("a") for _ in range(14)]  # at least one whole minute is used up, whenever this runs
     limited = answers[-1]
+    (line,) = [line for line in caplog.messages if limited.headers["x-request-id"] in line]
+    assert " 429 " in line and line.endswith(" tenant=acme"), "the log says who is over its limit"
     assert answers[0].status_code == 200
     assert (limited.status_code, limited.json()["error"]["code"]) == (429, "tenant_limit")
     assert 1 <= int(limited.headers["retry-after"]) <= 600

@@ -29,6 +29,7 @@ from hydrainfer.core import HydraError, InvalidRequest, Overloaded
 from hydrainfer.server.door.gate import Asked, Door, Head
 from hydrainfer.server.door.returns import Mark
 from hydrainfer.server.door.standing import Standing
+from hydrainfer.server.door.tenants import TenantLimit
 from hydrainfer.server.http import JSON, id_in, new_id
 
 _SLOWLY = (b"origin", b"expect")  # requests with these headers are left to the application
@@ -293,7 +294,8 @@ class Connection(HttpToolsProtocol):
         where, ours = path.decode(), "" if given else new_id()
         self._send(error, where, given or ours, goes_on=goes_on)
         self._door.counts.add(where, "POST", error.status)
-        self._door.lines.write(path, error.status, given, ours, self.client)
+        tenant = error.tenant if isinstance(error, TenantLimit) else ""
+        self._door.lines.write(path, error.status, given, ours, self.client, tenant)
 
     def _send(self, error: HydraError, where: str, id: str, *, goes_on: bool) -> None:
         """Send the response to `error`, and close the connection if nothing may follow. `where`: the path."""

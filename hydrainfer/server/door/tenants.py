@@ -110,6 +110,16 @@ class NotAdmin(HydraError):
     status, type, code = 403, "permission_error", "admin_key_needed"
 
 
+class TenantLimit(Overloaded):
+    """429: a tenant is at one of its limits. `tenant`: its name, for the log."""
+
+    code = "tenant_limit"
+
+    def __init__(self, tenant: str, limit: str, retry_after_s: float) -> None:
+        super().__init__(f"this API key may have {limit}; retry when Retry-After says", retry_after_s=retry_after_s)
+        self.tenant = tenant
+
+
 class TenantRequest:
     """One request of a tenant, which counts as live from when it is made until `end`. It costs one of the tenant's
     requests per minute once its work begins. If it ends before that, because it was refused or given up, it costs none,
@@ -266,17 +276,13 @@ class Tenants:
             reset_s = self._limiter.get_window_stats(item, tenant.name, what).reset_time - time.time()
             raise self._exceeded(tenant, f"{limit} {what} per minute", reset_s + each_s * cost, each_s * turn)
 
-    def _exceeded(self, tenant: Tenant, limit: str, wait_s: float, each_s: float) -> Overloaded:
+    def _exceeded(self, tenant: Tenant, limit: str, wait_s: float, each_s: float) -> TenantLimit:
         """The error for a tenant at its limit. Refused requests get turns one after the other, so that they do not all
         come back at once."""
         now = time.time()
         turn_s = max(self._turn_s.get(tenant.name, 0.0), now + wait_s) + each_s
         self._turn_s[tenant.name] = min(turn_s, now + LATEST_TURN_S)
-        return Overloaded(
-            f"this API key may have {limit}; retry when Retry-After says",
-            code="tenant_limit",
-            retry_after_s=turn_s - now,
-        )
+        return TenantLimit(tenant.name, limit, turn_s - now)
 
 
 def _most_wasted(requests_per_minute: int) -> int:

@@ -118,27 +118,32 @@ def _write(method: str, path: bytes, status: int, took_s: float, words: str) -> 
 
 class RefusalLines:
     """The access log lines of refused requests. The first `_EACH` of a second get a line each. The others are counted,
-    and at the end of the second one line per path and status has their number (`n=`): in a flood, lines would cost more
-    than the refusals. Used on one event loop."""
+    and at the end of the second one line per path, status and tenant has their number (`n=`): in a flood, lines would
+    cost more than the refusals. Used on one event loop."""
 
     def __init__(self) -> None:
         self._n = 0  # refusals in this second
-        self._others: Counter[tuple[bytes, int]] = Counter()
+        self._others: Counter[tuple[bytes, int, str]] = Counter()
 
-    def write(self, path: bytes, status: int, given: str, ours: str, client: Sequence[Any] | None) -> None:
+    def write(
+        self, path: bytes, status: int, given: str, ours: str, client: Sequence[Any] | None, tenant: str = ""
+    ) -> None:
         """Note a request that was refused at once. Arguments as in `write_line`."""
         if not self._n:
             asyncio.get_running_loop().call_later(1.0, self._end)
         self._n += 1
         if self._n <= _EACH:
-            write_line("POST", path, status, 0.0, given, ours, client=client)
+            write_line("POST", path, status, 0.0, given, ours, client=client, tenant=tenant)
         else:
-            self._others[path, status] += 1
+            self._others[path, status, tenant] += 1
 
     def _end(self) -> None:
         others, self._others, self._n = self._others, Counter(), 0
-        for (path, status), n in others.items():
-            _write("POST", path, status, 0.0, f"n={n}")
+        for (path, status, tenant), n in others.items():
+            words = f"n={n}"
+            if tenant:
+                words += f" tenant={quote(tenant)}"
+            _write("POST", path, status, 0.0, words)
 
 
 class AccessLines(logging.Handler):
