@@ -17,6 +17,7 @@ import numpy as np
 from hydrainfer.core import Grammar, HydraError, InternalError, InvalidRequest, LiveSequence, Reasoning
 from hydrainfer.grammar.bounds import KEPT_BYTES
 from hydrainfer.grammar.compile import CompiledGrammar, Grammars
+from hydrainfer.grammar.library import plain
 
 _KEPT = 256
 
@@ -217,4 +218,6 @@ def _check(place: _MatcherState) -> None:
 def _too_complex(why: str) -> HydraError:
     if not why:
         return InternalError("the answer left its grammar; see the server's log")
-    return InvalidRequest(f"the grammar became too complex within the answer: {why[:200]}", code="invalid_grammar")
+    return InvalidRequest(
+        f"the grammar became too complex within the answer: {plain(why)[:200]}", code="invalid_grammar"
+    )
