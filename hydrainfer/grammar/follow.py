@@ -58,7 +58,7 @@ class _MatcherState:
 
     def read(self, token: int) -> bool:
         """Go on by a token. Returns False, and stays, if the grammar forbids it or has become too complex."""
-        if token not in self._eos_ids:  # with `ignore_eos`, the matcher stays at the end
+        if token not in self._eos_ids:  # behind a draft that ends the answer, the matcher stays at the end
             if not self.matcher.try_consume_tokens([token]):
                 return False
             self._n_given += 1
