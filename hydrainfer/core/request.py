@@ -275,13 +275,13 @@ _PLANS = {
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one API request, ready to run on any instance.
 
-    `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are in seconds
-    of the engine's clock. `arrival_s`: None means the time at which it reaches the engine. `deadline_s` travels with
-    the request to every instance. `priority`: by how many levels it goes before others (or, if negative, after them),
-    within the scheduler's bounds. `share`: its tenant, among which the scheduler divides an instance. `keys`: the chain
-    of its prompt's keys (`core.chain`), by which KV is shared; empty if it shares none. `predicted_ids`: the tokens of
-    `sampling.prediction`, whose text does not travel. `prefill_cluster`: the cluster whose instances are to prefill it,
-    if one of them lives; "" if any may.
+    `max_tokens` is resolved (never None). `eos_ids` end the choice; with `sampling.ignore_eos` only if a
+    grammar allows nothing else. Times are in seconds of the engine's clock. `arrival_s`: None means the time at which
+    it reaches the engine. `deadline_s` travels with the request to every instance. `priority`: by how many levels it
+    goes before others (or, if negative, after them), within the scheduler's bounds. `share`: its tenant, among which
+    the scheduler divides an instance. `keys`: the chain of its prompt's keys (`core.chain`), by which KV is shared;
+    empty if it shares none. `predicted_ids`: the tokens of `sampling.prediction`, whose text does not travel.
+    `prefill_cluster`: the cluster whose instances are to prefill it, if one of them lives; "" if any may.
     """
 
     id: str
@@ -303,6 +303,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def n_prompt(self) -> int:
         return len(self.prompt_ids)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that may end the choice."""
+        if self.sampling.ignore_eos and self.sampling.grammar is None:
+            return self.sampling.stop_token_ids
+        return self.sampling.stop_token_ids + self.eos_ids
+
+    def ends_to_avoid(self, n_produced: int) -> tuple[int, ...]:
+        """Of `ends`, those that may not follow `n_produced` tokens. Only a grammar that allows nothing else brings one,
+        and then one of `eos_ids` ends the choice, because the grammar is finished."""
+        if n_produced < self.sampling.min_tokens:
+            return self.ends
+        if self.sampling.ignore_eos and self.sampling.grammar is not None:
+            return tuple(token for token in self.eos_ids if token not in self.sampling.stop_token_ids)
+        return ()
 
     def plan(self) -> tuple[Stage, ...]:
         """The stages that this request visits, in order. Decode is one repeated step."""

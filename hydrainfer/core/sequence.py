@@ -58,9 +58,9 @@ class LiveSequence:
     present stage has been in a batch. `rank`: the scheduler's order, smaller goes first; `rest`: the tokens and
     pictures to compute when `rank` was made. `token_s`: seconds per token of the latest batch with a chunk of it, 0
     before. `latest_s`, `n_late`: when it got its latest token here, and how many tokens came later than the scheduler's
-    limit (`scheduler/gap.py`). `n_most`: the most tokens it may have; `ends`: tokens that end it once it has
-    `min_tokens`. `prompt_logprobs`: those computed and asked for, of the prompt's tokens from the second on, until they
-    are handed out with the first token.
+    limit (`scheduler/gap.py`). `n_most`: the most tokens it may have; `ends`: tokens that may end it, see
+    `finish_reason`. `prompt_logprobs`: those computed and asked for, of the prompt's tokens from the second on, until
+    they are handed out with the first token.
     """
 
     __slots__ = (
@@ -94,8 +94,7 @@ class LiveSequence:
         """`produced`: tokens from an earlier run that was lost. Only their KV has to be computed again."""
         self.request, self.id = request, request.id
         self.n_most = request.n_prompt + request.max_tokens
-        sampling = request.sampling
-        self.ends = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids + request.eos_ids
+        self.ends = request.ends
         self.plan = request.plan()
         self.cursor = 0
         self.order = order
@@ -191,8 +190,11 @@ class LiveSequence:
     def finish_reason(self, token: int) -> str | None:
         """The reason why the just appended `token` ends the choice: "stop", "length", or None if it does not. (Stop
         strings are found during detokenisation.)"""
-        if token in self.ends and self.n_produced > self.request.sampling.min_tokens:
-            return "stop"  # as in vLLM: min_tokens first, then possibly an end
+        if token in self.ends:
+            if self.n_produced > self.request.sampling.min_tokens:
+                return "stop"  # as in vLLM: min_tokens first, then possibly an end
+            if self.request.sampling.grammar is not None and token in self.request.eos_ids:
+                return "stop"  # one of `ends_to_avoid` was sampled: the grammar is finished
         return "length" if len(self.tokens) >= self.n_most else None
 
     def __repr__(self) -> str:

@@ -4,8 +4,18 @@ Called by `processor`, which checks grammars by compiling them, and by `runtime`
 come next. Never samples, never touches a device.
 """
 
+from hydrainfer.grammar.choice import choice_rules
 from hydrainfer.grammar.compile import Grammars, load_grammars
 from hydrainfer.grammar.follow import Failure, Follower, Guided
 from hydrainfer.grammar.schema import JSON_STYLE, without_unknown_formats
 
-__all__ = ["JSON_STYLE", "Failure", "Follower", "Grammars", "Guided", "load_grammars", "without_unknown_formats"]
+__all__ = [
+    "JSON_STYLE",
+    "Failure",
+    "Follower",
+    "Grammars",
+    "Guided",
+    "choice_rules",
+    "load_grammars",
+    "without_unknown_formats",
+]

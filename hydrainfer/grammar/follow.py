@@ -17,6 +17,7 @@ import numpy as np
 from hydrainfer.core import Grammar, HydraError, InternalError, InvalidRequest, LiveSequence, Reasoning
 from hydrainfer.grammar.bounds import KEPT_BYTES
 from hydrainfer.grammar.compile import CompiledGrammar, Grammars
+from hydrainfer.grammar.library import plain
 
 _KEPT = 256
 
@@ -57,7 +58,7 @@ class _MatcherState:
 
     def read(self, token: int) -> bool:
         """Go on by a token. Returns False, and stays, if the grammar forbids it or has become too complex."""
-        if token not in self._eos_ids:  # with `ignore_eos`, the matcher stays at the end
+        if token not in self._eos_ids:  # behind a draft that ends the answer, the matcher stays at the end
             if not self.matcher.try_consume_tokens([token]):
                 return False
             self._n_given += 1
@@ -217,4 +218,6 @@ def _check(place: _MatcherState) -> None:
 def _too_complex(why: str) -> HydraError:
     if not why:
         return InternalError("the answer left its grammar; see the server's log")
-    return InvalidRequest(f"the grammar became too complex within the answer: {why[:200]}", code="invalid_grammar")
+    return InvalidRequest(
+        f"the grammar became too complex within the answer: {plain(why)[:200]}", code="invalid_grammar"
+    )

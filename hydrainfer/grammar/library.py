@@ -12,7 +12,10 @@ import msgspec
 
 from hydrainfer.core import Grammar
 from hydrainfer.grammar.bounds import LIBRARY_LIMITS, MAX_GBNF_CHARS
+from hydrainfer.grammar.choice import choice_rules
 from hydrainfer.grammar.schema import JSON_STYLE, without_unknown_formats
+
+_NOT_FOR_CLIENTS = re.compile(r"<non-verbose/>|; consider making your grammar left-recursive[^\n]*")
 
 
 def load_tokenizer(path: Path, n_vocab: int, eos_ids: Sequence[int]) -> Any:
@@ -57,7 +60,15 @@ def _source(grammar: Grammar) -> str:
         if len(text) > MAX_GBNF_CHARS:
             raise ValueError(f"a GBNF grammar takes at most {MAX_GBNF_CHARS} characters; write it in Lark")
         return grammar_from("gbnf", text)
+    if grammar.kind == "choice":
+        return LLMatcher.grammar_from_lark("\n".join(choice_rules("start", text)))
     return grammar_from(grammar.kind, text)
+
+
+def plain(message: str) -> str:
+    """The library's error message on one line, without its marks and its advice on how to write a grammar: most
+    grammars are made here, not by the client."""
+    return " ".join(_NOT_FOR_CLIENTS.sub("", message).split())
 
 
 class _AddedToken(msgspec.Struct):
@@ -85,4 +96,4 @@ def _complaint(text: str) -> str:
     tools, which is made here) the library also lists the lines of the grammar, which say nothing about the schema."""
     if inside := re.search(r"failed to compile JSON schema: (.*?)\s*(?:\n\s*\d+ \||\Z)", text, re.DOTALL):
         text = inside[1]
-    return f"the grammar or schema cannot be used: {' '.join(text.split())[:300]}"
+    return f"the grammar or schema cannot be used: {plain(text)[:300]}"

@@ -81,10 +81,8 @@ def plan_sampling(work: list[TokenWork], follows: Sequence[int] | None = None) -
         if s.penalised:
             last = -1 if follows is None else follows[row]
             plan.penalties.append(_penalty(row, [*seq.tokens, *drafts], request.n_prompt, s, last))
-        if position - request.n_prompt < s.min_tokens:
-            ends = s.stop_token_ids if s.ignore_eos else s.stop_token_ids + request.eos_ids
-            if ends:
-                plan.banned.append((row, ends))
+        if ends := request.ends_to_avoid(position - request.n_prompt):
+            plan.banned.append((row, ends))
         if s.bad_ids:
             produced = [*seq.tokens[request.n_prompt :], *drafts]
             plan.banned += [(row, ids[-1:]) for ids in s.bad_ids if _ends_with(produced, ids[:-1])]

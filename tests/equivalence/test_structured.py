@@ -156,15 +156,19 @@ def test_a_form_behind_the_reasoning(tiny, layout):
         assert re.fullmatch("([a-f]{3}-){3}[0-9]", words.decode(list(answer)))
 
 
-def test_stop_strings_and_ignore_eos(tiny):
+def test_stop_strings_min_tokens_and_ignore_eos(tiny):
+    """A finished grammar ends its answer, whatever else would go on."""
     grammar = Grammar("regex", "[a-c]{5}-[a-c]{5}")
     with LLM(tiny, **CHUNKED) as llm:
         params = [
             SamplingParams(max_tokens=40, seed=1, stop=("-",), grammar=grammar),
             SamplingParams(max_tokens=40, seed=1, ignore_eos=True, grammar=grammar),
+            SamplingParams(max_tokens=40, seed=1, min_tokens=30, grammar=grammar),
             SamplingParams(max_tokens=2, seed=1, grammar=grammar),
         ]
-        stopped, endless, short = (out.outputs[0] for out in llm.generate(["x"] * 3, params, use_tqdm=False))
+        stopped, endless, least, short = (out.outputs[0] for out in llm.generate(["x"] * 4, params, use_tqdm=False))
     assert re.fullmatch("[a-c]{5}", stopped.text) and (stopped.finish_reason, stopped.stop_reason) == ("stop", "-")
-    assert re.fullmatch("[a-c]{5}-[a-c]{5}", endless.text) and len(endless.token_ids) == 40
+    for finished in (endless, least):
+        assert re.fullmatch("[a-c]{5}-[a-c]{5}", finished.text) and finished.finish_reason == "stop"
+        assert len(finished.token_ids) <= 12 and len(set(finished.token_ids[:-1]) & {2}) == 0
     assert short.finish_reason == "length"

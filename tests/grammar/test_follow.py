@@ -205,6 +205,15 @@ def test_a_schema_inside_a_grammar_is_complained_of_without_the_grammar(grammars
     assert e.value.message == 'the grammar or schema cannot be used: Unimplemented keys: ["not"]'
 
 
+def test_the_error_within_an_answer_says_nothing_of_how_the_library_is_used(grammars, tokenizer):
+    wide = Grammar("lark", "start: " + " | ".join(f'"a{i}"' for i in range(1500)))
+    produced = [tokenizer.token_to_id("a")]
+    _, failed = Follower(grammars).blocked([Guided(0, "r", wide, produced)], N_VOCAB)
+    message = failed["r"].error.message
+    assert "too complex within the answer" in message and "1501 items; max is 1000" in message
+    assert "<" not in message and "recursive" not in message and "\n" not in message
+
+
 def test_a_grammar_is_bounded_in_size():
     with pytest.raises(InvalidRequest, match="at most 65536 characters"):
         SamplingParams(grammar=Grammar("regex", "a" * 70_000))

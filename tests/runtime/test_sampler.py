@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.core import LiveSequence, Request, SamplingParams, TokenWork
+from hydrainfer.core import Grammar, LiveSequence, Request, SamplingParams, TokenWork
 from hydrainfer.core.random import draw_key
 from hydrainfer.runtime.sampler import sample
 from hydrainfer.runtime.sampling import plan_sampling
@@ -187,6 +187,17 @@ def test_min_tokens_with_ignore_eos_masks_stop_ids_only():
     logits[0, 2], logits[0, 9] = 80.0, 90.0
     item = work(temperature=0.0, min_tokens=3, stop_token_ids=(9,), ignore_eos=True)
     assert sampled(logits, plan_sampling([item]))[0] == [2]
+
+
+def test_with_a_grammar_ignore_eos_masks_eos_but_not_what_is_a_stop_token_too():
+    logits = some_logits(2)
+    logits[:, 2], logits[:, 9] = 90.0, 80.0
+    grammar = Grammar("regex", "a+")
+    items = [
+        work(temperature=0.0, ignore_eos=True, grammar=grammar),
+        work(temperature=0.0, ignore_eos=True, grammar=grammar, stop_token_ids=(2,)),
+    ]
+    assert sampled(logits, plan_sampling(items))[0] == [9, 2]
 
 
 def test_logit_bias_and_ids_outside_the_vocabulary():

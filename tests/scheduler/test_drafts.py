@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from hydrainfer.core import EventKind, Lane, Role, SamplingParams
+from hydrainfer.core import EventKind, Grammar, Lane, LiveSequence, Role, SamplingParams
 from hydrainfer.engine import Engine
 from hydrainfer.scheduler import Budgets, Scheduler
+from hydrainfer.scheduler.drafts import verified
 from tests.engine.rig import TimedRunner
 from tests.scheduler.fakes import FakeDevice, Guessing, expected_tokens, make_caches, make_request
 
@@ -49,6 +50,13 @@ def test_answers_are_the_same_in_fewer_steps(right):
     for request in requests:
         assert tokens_of(outputs, request) == expected_tokens(request)
     assert (n_batches < 11) is (right > 0.0)
+
+
+def test_no_draft_counts_behind_the_end_of_a_grammar():
+    sampling = SamplingParams(max_tokens=30, min_tokens=20, ignore_eos=True, grammar=Grammar("choice", '["red"]'))
+    request = make_request("r", max_tokens=30, sampling=sampling, eos_ids=(2,))
+    seq = LiveSequence(request, (0.0, 0), 0.0)
+    assert verified(seq, (7, 8, 2, 2), [7, 8, 2, 2, 2]) == (7, 8, 2)
 
 
 def test_an_answer_ends_within_its_drafts():

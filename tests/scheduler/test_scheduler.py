@@ -3,7 +3,7 @@ else. `test_order.py` is about ranks."""
 
 import pytest
 
-from hydrainfer.core import InvalidRequest, Lane, LiveSequence, MediaSpan, Request, Role, SamplingParams, Stage
+from hydrainfer.core import Grammar, InvalidRequest, Lane, LiveSequence, MediaSpan, Request, Role, SamplingParams, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.scheduler.filling import add_chunk
 from tests.scheduler.fakes import FakeDevice, make_caches, make_request
@@ -222,6 +222,30 @@ def test_min_tokens_and_stop_tokens():
     assert seq.finish_reason(5) == "stop"
     seq.tokens += [7] * 5
     assert seq.finish_reason(7) == "length"
+
+
+@pytest.mark.parametrize("how", [{"min_tokens": 5}, {"ignore_eos": True}, {"min_tokens": 5, "ignore_eos": True}])
+def test_the_end_of_a_grammar_ends_the_choice(how):
+    """Before `min_tokens` the sampler takes an end token only if the grammar allows nothing else; a stop token may be
+    part of the text."""
+    grammar = Grammar("choice", '["red"]')
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=(5,), grammar=grammar, **how)
+    seq = make().add(make_request("a", max_tokens=9, sampling=sampling, eos_ids=(2, 3)), 0)
+    early = 0 if sampling.min_tokens == 0 else 4
+    assert set(seq.request.ends_to_avoid(early)) >= {2, 3}
+    seq.tokens += [7, 5]
+    assert seq.finish_reason(7) is None
+    assert (seq.finish_reason(5) is None) is (sampling.min_tokens == 5)
+    seq.tokens += [3]
+    assert seq.finish_reason(3) == "stop"
+
+
+def test_min_tokens_and_ignore_eos_hold_without_a_grammar():
+    for how in ({"min_tokens": 5}, {"ignore_eos": True}):
+        sampling = SamplingParams(max_tokens=9, **how)
+        seq = make().add(make_request("a", max_tokens=9, sampling=sampling, eos_ids=(2,)), 0)
+        seq.tokens += [2, 2]
+        assert seq.finish_reason(2) is None
 
 
 def test_a_picture_of_a_cancelled_request_is_encoded_by_the_next_that_wants_it():

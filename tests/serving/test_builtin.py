@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 
+import httpx
 import pytest
 from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hydrainfer import LLM, SamplingParams, builtin
+from hydrainfer import LLM, SamplingParams, StructuredOutputsParams, builtin
 from hydrainfer.cli import app
 from hydrainfer.config import load
 from hydrainfer.core import ConfigError
@@ -80,6 +81,50 @@ def test_its_mtp_layer_guesses_nearly_all_of_a_description(layout, monkeypatch):
     assert counts.n_drafts >= 10
     assert counts.by_position[0] >= 0.9 * counts.n_drafts
     assert counts.n_accepted >= 1.2 * counts.n_drafts  # and one token more of each step
+
+
+FORMS = [
+    {"guided_choice": ["red", "green"], "min_tokens": 20},
+    {"guided_choice": ["red"], "ignore_eos": True, "n": 3},
+    {"structured_outputs": {"choice": ["red", "reddish"]}, "min_tokens": 20, "ignore_eos": True, "n": 2},
+    {"guided_choice": [f"word{i}" for i in range(1500)], "temperature": 1.0, "n": 4},
+    {"guided_choice": ['"\\n"', ".*|/", "é😀"], "temperature": 1.0, "n": 4, "min_tokens": 20},
+]
+
+
+@pytest.mark.parametrize("more", [{"layout": "1EPD", "drafts": "off"}, {"layout": "1E1P1D", "launcher": "inproc"}])
+def test_its_answers_end_with_their_form(more):
+    """At the first end token behind a finished grammar, whole and streamed, whatever asks for more tokens."""
+    with serve_in_background(load({"port": 0, "threads": 1, **more}), Console(quiet=True)) as (url, _):
+        for form in FORMS:
+            body = {"messages": user(None, "Hello"), "seed": 5, "max_tokens": 40, "return_token_ids": True, **form}
+            whole = httpx.post(url + "/v1/chat/completions", json=body, timeout=60).json()["choices"]
+            choices = form.get("guided_choice") or form["structured_outputs"]["choice"]
+            for choice in whole:
+                ended = choice["finish_reason"], choice["message"]["content"] in choices, choice["token_ids"].index(2)
+                assert ended == ("stop", True, len(choice["token_ids"]) - 1), choice
+            assert _streamed(url, body) == [(c["message"]["content"], c["token_ids"]) for c in whole]
+    with LLM(threads=1, **more) as llm:
+        form = StructuredOutputsParams(choice=["red"])
+        (out,) = llm.chat(user(None, "Hello"), SamplingParams(min_tokens=9, structured_outputs=form), use_tqdm=False)
+        assert (out.outputs[0].text, out.outputs[0].finish_reason) == ("red", "stop")
+        assert list(out.outputs[0].token_ids).index(2) == len(out.outputs[0].token_ids) - 1
+
+
+def _streamed(url, body):
+    """The text and the tokens of each choice of a streamed answer."""
+    answers = [("", [])] * body.get("n", 1)
+    with httpx.stream("POST", url + "/v1/chat/completions", json={**body, "stream": True}, timeout=60) as stream:
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            for part in json.loads(line.removeprefix("data: "))["choices"]:
+                text, ids = answers[part["index"]]
+                answers[part["index"]] = (
+                    text + (part["delta"].get("content") or ""),
+                    ids + (part.get("token_ids") or []),
+                )
+    return answers
 
 
 def test_its_answers_are_traced_and_replayed(tmp_path):

@@ -56,6 +56,8 @@ def test_schemas_and_required_tools(tmp_path, template):
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
         pieces = [c for chunk in create(**called, stream=True) for c in chunk.choices[0].delta.tool_calls or []]
         assert pieces[0].function.name == call.function.name == "paint"
+        longer = create(**called, extra_body={"min_tokens": 60, "ignore_eos": True}).choices[0]
+        assert longer.finish_reason == "tool_calls" and longer.message.tool_calls[0].function == call.function
         assert "".join(p.function.arguments for p in pieces) == call.function.arguments
     _same_offline(path, [choice.message.content for choice in answer.choices], call.function)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from hydrainfer.core import Grammar, InvalidRequest
-from hydrainfer.grammar import JSON_STYLE, without_unknown_formats
+from hydrainfer.grammar import JSON_STYLE, choice_rules, without_unknown_formats
 
 _TOLD = re.compile(r"\\.|/|\n", re.DOTALL)  # in a regular expression: escapes, and what Lark writes differently
 _WRITTEN = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
@@ -35,7 +35,7 @@ def rules_of(name: str, grammar: Grammar) -> list[str]:
     if grammar.kind == "json":
         return [f"{name}: {json_of(json.loads(text))}"]
     if grammar.kind == "choice":
-        return [f"{name}: " + " | ".join(literal(one) for one in json.loads(text))]
+        return choice_rules(name, text)
     if grammar.kind == "regex":
         pattern = _TOLD.sub(lambda found: _WRITTEN.get(found[0], found[0]), text)
         return [f"{name}: {name.upper()}", f"{name.upper()}: /{pattern}/"]
