@@ -64,7 +64,7 @@ FIELDS = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": "9"}, "max_tokens"),
     ({"max_tokens": 10**12}, "messages"),
-    ({"max_completion_tokens": -1}, "max_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 1e30, "max_tokens": None}, "min_tokens"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),

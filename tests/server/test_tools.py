@@ -225,6 +225,20 @@ def test_choices(client, tools_server):
     assert "get_weather" not in tools_server.prompt()
 
 
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("guided_choice", ["yes", "no"]),
+        ("structured_outputs", {"regex": "[0-9]+"}),
+    ],
+)
+def test_a_form_beside_required_calls_is_refused_by_its_own_name(tools_server, name, form):
+    said = tools_server.post(messages=[USER], tools=[WEATHER], tool_choice="required", **{name: form})
+    error = said.json()["error"]
+    assert said.status_code == 400 and error["param"] == name and error["message"].endswith(f"tools or {name} out")
+
+
 def test_a_text_is_a_text(client, tools_server):
     tools_server.say = "  No tool is needed, <tool \n"
     answer = client.create(model="tiny", messages=[USER], tools=[WEATHER]).choices[0]

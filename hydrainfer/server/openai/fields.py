@@ -141,6 +141,19 @@ class CommonFields(Extensions, Penalties, Temper, Streamed):
         return fields
 
     @property
+    def own_names(self) -> dict[str, str]:
+        """Of what has several names, the name that the client has sent, by the one that errors have."""
+        names = {}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if (self.response_format or {}).get("type") in (None, "text"):
+            forms = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+            sent = [name for name in forms if getattr(self, name) is not None]
+            if sent:
+                names["response_format"] = sent[0]
+        return names
+
+    @property
     def limit(self) -> int | None:
         """The length of the answer that is asked for, under either of its names."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens

@@ -8,10 +8,10 @@ from starlette.responses import Response
 from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
 from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, json_response, loose, names, refusals
 from hydrainfer.server.openai import Answers, ChatFields, parse
-from hydrainfer.server.protocols.messages_chat import chat_of, thinks
+from hydrainfer.server.protocols.messages_chat import NAMES, chat_of, thinks
 from hydrainfer.server.protocols.messages_fields import CountFields, MessageFields
 from hydrainfer.server.protocols.messages_turn import MessageTurn, error_body
-from hydrainfer.server.protocols.reading import answer_chat, mapping, own_places
+from hydrainfer.server.protocols.reading import answer_chat, mapping, own_names
 from hydrainfer.server.protocols.turn import shape_of
 
 _PATH = "/v1/messages"
@@ -54,17 +54,17 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
         body = mapping(await bodies.read(request), "the body")
         if thinks(body):
             answers.check_reasons("thinking")
-        return await answer_chat(answers, request, chat_of(body), shape_of("msg", MessageTurn, body))
+        return await answer_chat(answers, request, chat_of(body), shape_of("msg", MessageTurn, body), NAMES)
 
     @router.post(_COUNT, summary="The number of tokens of a prompt")
     async def count_tokens(request: Request) -> Response:
         """Counts the tokens of the prompt that the same body would have at /v1/messages; nothing is answered."""
         chat = chat_of(mapping(await bodies.read(request), "the body"), counting=True)
-        fields = parse(ChatFields, chat)
-        answers.check_model(fields.model)
-        tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
-        options = ChatOptions(tools, fields.template_variables, fields.mm_processor_kwargs)
-        with own_places(chat):
+        with own_names(NAMES, chat["messages"]):
+            fields = parse(ChatFields, chat)
+            answers.check_model(fields.model)
+            tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+            options = ChatOptions(tools, fields.template_variables, fields.mm_processor_kwargs)
             ids = await answers.encode_chat(request, parse_messages(fields.messages), options, fields.cache_salt)
         return json_response({"input_tokens": len(ids)})
 

@@ -22,6 +22,13 @@ from hydrainfer.server.protocols.reading import (
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
+NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+}
+"""The fields that have other names here, by those of a chat."""
+
 
 def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any]:
     """The fields of the chat that a body asks for. `counting`: the body only asks for the length of its prompt. Raises
@@ -49,7 +56,8 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
     chat |= thinking_of(body, string(effort, "output_config.effort") if effort and thinks(body) else thinks(body))
     form = mapping(output.get("format") or body.get("output_format") or {}, "output_config.format")
     if form.get("type") == "json_schema":
-        chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": form.get("schema")}}
+        schema = mapping(form.get("schema"), "output_config.format.schema")
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     return {name: value for name, value in chat.items() if value is not None}
 
 

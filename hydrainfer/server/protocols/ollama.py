@@ -13,11 +13,11 @@ from starlette.responses import Response
 from hydrainfer.checkpoint import find_json
 from hydrainfer.processor import ModelDescription
 from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, json_response, names, refusals
-from hydrainfer.server.openai import OPENAI_REFUSED, Answers, ChatFields, CompletionFields, parse
-from hydrainfer.server.protocols.ollama_chat import chat_of, generate_of, only_loads, raw_of, thinks
+from hydrainfer.server.openai import OPENAI_REFUSED, Answers, CompletionFields, Shape, parse
+from hydrainfer.server.protocols.ollama_chat import chat_of, generate_of, names_of, only_loads, raw_of, thinks
 from hydrainfer.server.protocols.ollama_fields import GenerateFields, OllamaChatFields, OptionFields, ShowFields
 from hydrainfer.server.protocols.ollama_turn import ChatTurn, GenerateTurn, error_body, head
-from hydrainfer.server.protocols.reading import mapping, string
+from hydrainfer.server.protocols.reading import answer_chat, mapping, own_names, string
 from hydrainfer.server.protocols.turn import shape_of
 
 _OLLAMA_VERSION = "0.12.11"
@@ -56,14 +56,18 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
     async def body_of(request: Request) -> Mapping[str, Any]:
         return mapping(await bodies.read(request), "the body")
 
+    async def answered(request: Request, body: Mapping[str, Any], chat: dict[str, Any], shape: Shape) -> Response:
+        if thinks(body):
+            answers.check_reasons("think")
+        return await answer_chat(answers, request, _own_name(answers, chat), shape, names_of(body))
+
     @router.post("/api/chat", summary="Ollama's: answer a chat")
     async def chat(request: Request) -> Response:
         """Answers a chat with texts and pictures, as lines or, with stream false, whole."""
         body = await body_of(request)
         if only_loads(body):
             return _loaded(answers, body, {"message": {"role": "assistant", "content": ""}})
-        fields = _checked(answers, body, chat_of(body))
-        return await answers.chat(request, fields, shape_of("ollama", ChatTurn, body))
+        return await answered(request, body, chat_of(body), shape_of("ollama", ChatTurn, body))
 
     @router.post("/api/generate", summary="Ollama's: answer one question, or continue a text (raw)")
     async def generate(request: Request) -> Response:
@@ -73,9 +77,10 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
             return _loaded(answers, body, {"response": ""})
         shape = shape_of("ollama", GenerateTurn, body)
         if body.get("raw"):
-            fields = parse(CompletionFields, _own_name(answers, raw_of(body)))
-            return await answers.complete(request, fields, shape)
-        return await answers.chat(request, _checked(answers, body, generate_of(body)), shape)
+            raw = _own_name(answers, raw_of(body))
+            with own_names(names_of(body)):
+                return await answers.complete(request, parse(CompletionFields, raw), shape)
+        return await answered(request, body, generate_of(body), shape)
 
     def named(**about: Any) -> Response:
         size = sum(file.stat().st_size for file in model.path.glob(f"*.{details['format']}"))
@@ -123,13 +128,6 @@ def _capabilities(model: ModelDescription) -> list[str]:
     thinks = template is not None and template.reasoning is not None
     more = {"vision": model.images is not None, "tools": takes_tools, "thinking": thinks}
     return ["completion", *(name for name, there in more.items() if there)]
-
-
-def _checked(answers: Answers, body: Mapping[str, Any], chat: dict[str, Any]) -> ChatFields:
-    """The fields of a chat. Raises `InvalidRequest`."""
-    if thinks(body):
-        answers.check_reasons("think")
-    return parse(ChatFields, _own_name(answers, chat))
 
 
 def _own_name(answers: Answers, fields: dict[str, Any]) -> dict[str, Any]:

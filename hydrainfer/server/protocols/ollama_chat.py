@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydrainfer.core import InvalidRequest
+from hydrainfer.server.http import EXTENSIONS
 from hydrainfer.server.protocols.reading import (
     add_result,
     base64_part,
     entries,
     extensions,
     mapping,
+    placed,
     string,
     text_part,
     thinking_of,
@@ -26,6 +28,7 @@ _OPTIONS = {
     "num_predict": "max_tokens",
 }
 """Supported options → the fields of a chat."""
+_NAMES = {"response_format": "format", "reasoning_effort": "think"}
 _RAW_TOKENS = 128  # max_tokens of a raw prompt that sets none
 
 
@@ -36,16 +39,19 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     messages: list[dict[str, Any]] = []
     for i, turn in enumerate(turns):
         _add(turn, f"messages.{i}", pending, messages)
+        messages[-2:] = [placed(message, f"messages.{i}") for message in messages[-2:]]
     tools = body.get("tools") or None
     return _common(body) | {"messages": messages, **({"tools": tools} if tools else {})}
 
 
 def generate_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat, with one question, that a body of /api/generate asks for. Raises `InvalidRequest`."""
-    messages = [{"role": "system", "content": string(body["system"], "system")}] if body.get("system") else []
+    messages: list[dict[str, Any]] = []
+    if body.get("system"):
+        messages.append(placed({"role": "system", "content": string(body["system"], "system")}, "system"))
     question = {"role": "user", "content": body.get("prompt"), "images": body.get("images")}
     _add(question, "prompt", [], messages)
-    return _common(body) | {"messages": messages}
+    return _common(body) | {"messages": [placed(message, "prompt") for message in messages]}
 
 
 def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,6 +63,19 @@ def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
     if fields.pop("logprobs", None):
         fields["logprobs"] = fields.pop("top_logprobs", None) or 0
     return fields
+
+
+def names_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """The names that fields have in a body that was read, by those that they have in what it became. Some may be sent
+    as options or, as in the other protocols, beside them."""
+    options = body.get("options") or {}
+    sent = [of for of, to in _OPTIONS.items() if options.get(of) is not None or to not in EXTENSIONS]
+    names = {_OPTIONS[of]: f"options.{of}" for of in sent}
+    if body.get("raw"):
+        names["logprobs"] = "top_logprobs"
+    elif not body.get("messages"):
+        names["messages"] = "prompt"
+    return _NAMES | names
 
 
 def only_loads(body: Mapping[str, Any]) -> bool:

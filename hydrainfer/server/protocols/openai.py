@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from hydrainfer.server.http import Bodies, Body, Protocol, json_response
 from hydrainfer.server.openai import CHAT, TEXT, Answers, ChatFields, CompletionFields, parse
+from hydrainfer.server.protocols.reading import own_names
 
 _QUESTION = {"messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 _NAME = Path(description="A name of the model.", examples=["shapes-and-digits"])
@@ -36,12 +37,16 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
     @router.post("/v1/chat/completions", summary="Answer a chat with text and pictures")
     async def chat(request: Request) -> Response:
         """Answers a chat with texts, pictures and tools, whole or as server-sent events."""
-        return await answers.chat(request, parse(ChatFields, await bodies.read(request)))
+        fields = parse(ChatFields, await bodies.read(request))
+        with own_names(fields.own_names):
+            return await answers.chat(request, fields)
 
     @router.post("/v1/completions", summary="Continue a text")
     async def complete(request: Request) -> Response:
         """Continues a text, or each of a list of texts, without a chat template."""
-        return await answers.complete(request, parse(CompletionFields, await bodies.read(request)))
+        fields = parse(CompletionFields, await bodies.read(request))
+        with own_names(fields.own_names):
+            return await answers.complete(request, fields)
 
     return router
 

@@ -15,6 +15,13 @@ from hydrainfer.core import HydraError, InvalidRequest
 from hydrainfer.server.http import EXTENSIONS
 from hydrainfer.server.openai import Answers, ChatFields, Shape, parse
 
+_NAME = re.compile(
+    r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""  # a text in quotes, which no name equals
+    r"|(?:^|(?<=\bthe ))[a-z]+(?!\w)"
+    r"|(?<![\w.])[a-z]+(?:_[a-z]+)+(?!\w)"
+)
+"""What may be the name of a field in a message."""
+
 
 def extensions(body: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: body[name] for name in EXTENSIONS if body and body.get(name) is not None}
@@ -39,19 +46,32 @@ def name_places(error: HydraError, messages: Sequence[Mapping[str, Any]]) -> Non
     error.message, error.param = own(error.message), error.param and own(error.param)
 
 
+def name_fields(error: HydraError, names: Mapping[str, str]) -> None:
+    """Let `error` name the client's fields instead of ours. `names`: the client's names, by ours. In the message, texts
+    in quotes stay as they are, and so do words that may be plain English, unless they begin it or follow `the`."""
+    error.message = _NAME.sub(lambda match: names.get(match[0], match[0]), error.message)
+    if error.param is not None:
+        field, dot, rest = error.param.partition(".")
+        error.param = names.get(field, field) + dot + rest
+
+
 @contextmanager
-def own_places(chat: dict[str, Any]) -> Iterator[None]:
-    """A context whose errors name the places in the client's body, not those in the chat that it became."""
+def own_names(names: Mapping[str, str], messages: Sequence[Mapping[str, Any]] = ()) -> Iterator[None]:
+    """A context whose errors name the fields and places in the client's body, not those of the chat or completion that
+    it became. `names`: as in `name_fields`. `messages`: those of the chat if they are `placed`."""
     try:
         yield
     except HydraError as e:
-        name_places(e, chat["messages"])
+        name_places(e, messages)
+        name_fields(e, names)
         raise
 
 
-async def answer_chat(answers: Answers, request: Request, chat: dict[str, Any], shape: Shape) -> Response:
-    """The answer to a chat whose messages are `placed`."""
-    with own_places(chat):
+async def answer_chat(
+    answers: Answers, request: Request, chat: dict[str, Any], shape: Shape, names: Mapping[str, str]
+) -> Response:
+    """The answer to a chat whose messages are `placed`. `names`: as in `name_fields`."""
+    with own_names(names, chat["messages"]):
         return await answers.chat(request, parse(ChatFields, chat), shape)
 
 

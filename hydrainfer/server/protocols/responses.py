@@ -8,7 +8,7 @@ from starlette.responses import Response
 from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, loose, names, refusals
 from hydrainfer.server.openai import Answers
 from hydrainfer.server.protocols.reading import answer_chat, mapping
-from hydrainfer.server.protocols.responses_chat import chat_of
+from hydrainfer.server.protocols.responses_chat import NAMES, chat_of
 from hydrainfer.server.protocols.responses_fields import ResponseFields
 from hydrainfer.server.protocols.responses_turn import ResponseTurn
 from hydrainfer.server.protocols.turn import shape_of
@@ -51,7 +51,7 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
         chat = chat_of(body)
         if chat.get("reasoning_effort") not in (None, "none"):
             answers.check_reasons("reasoning")
-        return await answer_chat(answers, request, chat, shape_of("resp", ResponseTurn, body))
+        return await answer_chat(answers, request, chat, shape_of("resp", ResponseTurn, body), NAMES)
 
     return router
 

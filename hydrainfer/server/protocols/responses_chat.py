@@ -24,6 +24,13 @@ from hydrainfer.server.protocols.responses_turn import ECHOED
 
 _INCLUDED = ("reasoning.encrypted_content",)  # accepted, but never included: no answer has any
 _PENALTIES = ("presence_penalty", "frequency_penalty")
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""The fields that have other names here, by those of a chat."""
 _SAME = ("model", "stream", "temperature", "top_p", "top_k", "parallel_tool_calls", "stop", *_PENALTIES)
 
 
@@ -43,7 +50,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     first = [{"role": "system", "content": string(instructions, "instructions")}] if instructions else []
     chat: dict[str, Any] = {
         "messages": [*(placed(message, "instructions") for message in first), *_messages(body.get("input"))],
-        "max_completion_tokens": body.get("max_output_tokens"),
+        "max_tokens": body.get("max_output_tokens"),
         "tools": _tools(body.get("tools")),
         "tool_choice": _tool_choice(body.get("tool_choice")),
         "response_format": _format(text.get("format")),
@@ -57,6 +64,8 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 def _messages(given: object) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [placed({"role": "user", "content": given}, "input")]
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest("input must be a text or a list of items, not empty", param="input")
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []  # thoughts that belong to the assistant's next message
     for i, item in enumerate(entries(given, "input")):
