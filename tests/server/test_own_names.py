@@ -40,7 +40,7 @@ CASES = [
     (OLLAMA, {"messages": [USER, {"role": "x", "content": "hi"}]}, None, "messages.1.role must be"),
     (GENERATE, {"options": {"repeat_penalty": 0}}, None, "options.repeat_penalty must be"),
     (GENERATE, {"options": {"num_predict": 9999}}, None, "in the prompt, 9999 in the completion"),
-    (GENERATE, {"prompt": 5}, None, "prompt.content must be"),
+    (GENERATE, {"prompt": 5}, None, "prompt must be a string"),
     (GENERATE, {"raw": True, "options": {"num_predict": "x"}}, None, "options.num_predict: "),
     (GENERATE, {"raw": True, "logprobs": True, "top_logprobs": 21}, None, "top_logprobs must be"),
 ]

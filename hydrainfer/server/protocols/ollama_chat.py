@@ -49,7 +49,7 @@ def generate_of(body: Mapping[str, Any]) -> dict[str, Any]:
     messages: list[dict[str, Any]] = []
     if body.get("system"):
         messages.append(placed({"role": "system", "content": string(body["system"], "system")}, "system"))
-    question = {"role": "user", "content": body.get("prompt"), "images": body.get("images")}
+    question = {"role": "user", "content": string(body.get("prompt") or "", "prompt"), "images": body.get("images")}
     _add(question, "prompt", [], messages)
     return _common(body) | {"messages": [placed(message, "prompt") for message in messages]}
 
