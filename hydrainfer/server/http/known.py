@@ -14,8 +14,8 @@ from hydrainfer.core import InvalidRequest
 
 _log = logging.getLogger("hydrainfer.server.known")
 EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
-_MOST_OBJECTS = 1000
-"""Objects of a body that are looked into. A client that misspells a name does so early."""
+_MOST_OBJECTS = 256
+"""Objects of a body, and entries of a list, that are looked into. A client that misspells a name does so early."""
 _MOST_COMPARED = 8  # names of an object that are compared with known ones, which takes 0.1 ms each
 _MOST_NOTED = 256  # names of unknown fields that are remembered, and so logged
 
@@ -29,8 +29,8 @@ class Refusal(NamedTuple):
 
 class KnownFields(NamedTuple):
     """The fields of one endpoint, or of an object in its body. `nested`: the fields of the objects, and of those in
-    lists, that are values of fields. `loose`: clients write more into this object than any table holds, so only those
-    unknown fields count that look like a known one that is missing."""
+    lists, that are values of fields, in the order in which they are looked into. `loose`: clients write more into this
+    object than any table holds, so only those unknown fields count that look like a known one that is missing."""
 
     honoured: frozenset[str]
     refused: Mapping[str, Refusal]
@@ -48,10 +48,15 @@ class KnownFields(NamedTuple):
 
     def unknown(self, body: Mapping[str, Any]) -> list[str]:
         known = (self.honoured, self.refused, self.harmless)
-        unknown = [name for name in body if not any(name in names for names in known)]
+        unknown = (name for name in body if not any(name in names for names in known))
         if self.loose:
-            unknown = [name for name in unknown[:_MOST_COMPARED] if self.nearest(name) not in (None, *body)]
-        return unknown
+            unknown = (name for name in islice(unknown, _MOST_COMPARED) if self._replaces(name, body))
+        return list(unknown)
+
+    def _replaces(self, name: str, body: Mapping[str, Any]) -> bool:
+        """Whether `name` stands where a known field was meant, which `body` lacks."""
+        near = self.nearest(name)
+        return near is not None and near not in body
 
     def objects(self, body: Mapping[str, Any], place: str = "") -> Iterator[tuple[KnownFields, Mapping[str, Any], str]]:
         """`body` and the objects in it, each behind its fields and before its place."""
@@ -61,7 +66,7 @@ class KnownFields(NamedTuple):
             if isinstance(value, Mapping):
                 yield from fields.objects(value, f"{place}{name}.")
             elif isinstance(value, list):
-                for i, item in enumerate(value):
+                for i, item in enumerate(value[:_MOST_OBJECTS]):
                     if isinstance(item, Mapping):
                         yield from fields.objects(item, f"{place}{name}.{i}.")
 

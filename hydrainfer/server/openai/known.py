@@ -83,16 +83,16 @@ _PARTS = loose(
 )
 _FUNCTION = loose("name description parameters", "strict")
 _NESTED = {
+    "tools": loose("type function", "custom", function=_FUNCTION),
+    "tool_choice": loose("type function", "allowed_tools custom mode tools", function=loose("name")),
+    "response_format": loose("type json_schema schema", json_schema=loose("name schema", "strict description")),
+    "stream_options": loose("include_usage continuous_usage_stats", "include_obfuscation"),
     "messages": loose(
         "role content name tool_calls tool_call_id reasoning_content reasoning refusal",
         "audio function_call annotations reasoning_details thinking tool_name id type parsed prefix cache_control",
         content=_PARTS,
         tool_calls=loose("id type function", "index custom", function=loose("name arguments", "parsed_arguments")),
     ),
-    "tools": loose("type function", "custom", function=_FUNCTION),
-    "tool_choice": loose("type function", "allowed_tools custom mode tools", function=loose("name")),
-    "response_format": loose("type json_schema schema", json_schema=loose("name schema", "strict description")),
-    "stream_options": loose("include_usage continuous_usage_stats", "include_obfuscation"),
 }
 
 

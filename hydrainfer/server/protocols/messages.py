@@ -32,12 +32,12 @@ _KNOWN = KnownFields(
         "fallback_credit_token diagnostics"
     ),
     nested={
-        "messages": loose("role content", content=_BLOCKS),
         "system": _BLOCKS,
         "tools": loose("type name description input_schema", "cache_control strict"),
         "tool_choice": loose("type name disable_parallel_tool_use"),
         "thinking": loose("type", "budget_tokens display"),
         "output_config": loose("format effort", "task_budget", format=loose("type schema", "name")),
+        "messages": loose("role content", content=_BLOCKS),
     },
 )
 _EXAMPLE = {"messages": [{"role": "user", "content": "What is 3 + 4?"}]}

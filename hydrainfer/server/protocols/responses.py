@@ -28,15 +28,15 @@ _KNOWN = KnownFields(
         "service_tier stream_options client_metadata request_id"
     ),
     nested={
+        "text": loose("format verbosity", format=loose("type name schema", "strict description")),
+        "tools": loose("type name description parameters", "strict"),
+        "tool_choice": loose("type name", "mode tools"),
+        "reasoning": loose("effort summary", "generate_summary context"),
         "input": loose(
             "type role content call_id name arguments output",
             "id status summary encrypted_content phase namespace action result results outputs",
             content=loose("type text image_url refusal", "detail file_id annotations logprobs"),
         ),
-        "text": loose("format verbosity", format=loose("type name schema", "strict description")),
-        "tools": loose("type name description parameters", "strict"),
-        "tool_choice": loose("type name", "mode tools"),
-        "reasoning": loose("effort summary", "generate_summary context"),
     },
 )
 
