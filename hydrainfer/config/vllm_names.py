@@ -186,7 +186,10 @@ _SCHEDULER: dict[str, Name] = {
     "max_num_queued_reqs": _number("max_waiting"),
     "scheduling_policy": Name("`--order fcfs`; not priority, which counts the other way there", ("order",), _order),
     "speculative_config": Name(
-        "`--drafts`, `--draft-model`, `--max-drafts`", ("drafts", "draft_model", "max_drafts"), _drafts
+        "`--drafts`, `--draft-model`, `--max-drafts`; `prompt_lookup_min`, `prompt_lookup_max` and "
+        "`draft_tensor_parallel_size` set nothing",
+        ("drafts", "draft_model", "max_drafts"),
+        _drafts,
     ),
     "spec_method": Name("`--drafts`", ("drafts",), _spec_method),
     "spec_model": _alias("draft_model"),
