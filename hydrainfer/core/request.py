@@ -312,7 +312,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.sampling.stop_token_ids + self.eos_ids
 
     def ends_to_avoid(self, n_produced: int) -> tuple[int, ...]:
-        """Of `ends`, those that may not follow `n_produced` tokens. Only a grammar that allows nothing else brings one,
+        """Those of `ends` that may not follow `n_produced` tokens. Only a grammar that allows nothing else brings one,
         and then one of `eos_ids` ends the choice, because the grammar is finished."""
         if n_produced < self.sampling.min_tokens:
             return self.ends

@@ -142,7 +142,7 @@ class CommonFields(Extensions, Penalties, Temper, Streamed):
 
     @property
     def own_names(self) -> dict[str, str]:
-        """Of what has several names, the name that the client has sent, by the one that errors have."""
+        """The names that the client has sent of fields that have several, by the names that errors have."""
         names = {}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"

@@ -57,7 +57,7 @@ class ToolReply(ChatReply):
     def __init__(self, *args: Any, tools: Tools, how: ToolFormat) -> None:
         self._tools, self._how = tools, how
         self._arguments: dict[int, str] = {}
-        """Of each choice's last call."""
+        """The arguments of each choice's last call."""
         super().__init__(*args)
 
     def _reader(self) -> AnswerStream:
