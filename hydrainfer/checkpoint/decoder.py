@@ -100,7 +100,9 @@ class TextConfig:
     @property
     def n_own(self) -> int:
         """The number of layers with keys and values of their own, or a state; the others follow behind them."""
-        return sum(self.cache_of(layer) == layer for layer in range(self.layers))
+        if not self.reads:
+            return self.layers
+        return sum(layer == at for layer, at in enumerate(self.reads))
 
     def cache_of(self, layer: int) -> int:
         """The layer whose cache this layer uses."""
