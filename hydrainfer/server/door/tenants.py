@@ -14,6 +14,7 @@ acme:
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -157,7 +158,8 @@ class TenantRequest:
 
 
 class Tenants:
-    """The API keys, and what each tenant has used of its limits. Used on one thread; methods take constant time.
+    """The API keys, and what each tenant has used of its limits. Used on one thread, except for `reload`; the others of
+    its methods take constant time.
 
     `keys`: keys without limits, of operators; `path`: a file of tenants. Without either, the server is open to all."""
 
@@ -166,6 +168,7 @@ class Tenants:
         self._keys = {_hash(key): _OPERATOR for key in keys}
         self._path = path
         self._tenants = read_tenants(path) if path is not None else {}
+        self._reading = threading.Lock()
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._n_live: Counter[str] = Counter()  # by tenant, like the following
         self._n_idle: Counter[str] = Counter()  # requests whose work has not begun
@@ -181,12 +184,13 @@ class Tenants:
     def reload(self) -> Reloaded:
         """Read the file again; what has been used still counts. Raises `ConfigError`; the tenants are then as
         before."""
-        before = self._tenants
-        if self._path is not None:
-            self._tenants = read_tenants(self._path)
-        names = {tenant.name for tenant in self._tenants.values()}
-        gone = {tenant.name for tenant in before.values()} - names
-        return Reloaded(len(self._tenants), sorted(gone))
+        with self._reading:  # or of two at once the one that began first could end last
+            before = self._tenants
+            if self._path is not None:
+                self._tenants = read_tenants(self._path)
+            names = {tenant.name for tenant in self._tenants.values()}
+            gone = {tenant.name for tenant in before.values()} - names
+            return Reloaded(len(self._tenants), sorted(gone))
 
     def find(self, authorization: str) -> Tenant:
         """The tenant that sent this Authorization header, whose bytes were decoded as latin-1. Raises
