@@ -4,7 +4,6 @@ comes nearest. The table is in `vllm_names`."""
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -84,10 +83,11 @@ def _plain(value: Any) -> Any:
 def whole_number(value: Any) -> int:
     """A number as vLLM takes them: 32k is 32,000, 32K is 32,768."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", str(value))
-    number = float(found[1]) * _UNITS.get(found[2], 1) if found is not None else math.nan
-    if not number.is_integer():
-        raise ValueError("it must be a whole number, such as 4096, 32k or 32K")
-    return int(number)
+    if found is not None:
+        number = float(found[1]) * _UNITS.get(found[2], 1)
+        if number.is_integer():
+            return int(number)
+    raise ValueError("it must be a whole number, such as 4096, 32k or 32K")
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

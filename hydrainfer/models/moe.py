@@ -50,13 +50,11 @@ class Moe:
             alpha=e.alpha,
             gelu=e.gelu,
         )
-        if e.biased:
-            biases = tensor(e.count, 2 * m), tensor(e.count, hidden)
-            matrices = matrices._replace(gate_up_bias=biases[0], down_bias=biases[1])
         gate = empty((e.count, hidden), torch.float32 if sigmoid else dtype, device)
         moe = cls(experts=e, hidden=hidden, eps=eps, gate=gate, matrices=matrices)
         if e.biased:
             moe.gate_bias = tensor(e.count)
+            moe.matrices = matrices._replace(gate_up_bias=tensor(e.count, 2 * m), down_bias=tensor(e.count, hidden))
         if sigmoid and e.corrected:
             moe.correction = empty((e.count,), torch.float32, device)
         if e.shared:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from hydrainfer import core
 from hydrainfer.assemble import ServerParts
-from hydrainfer.core import InvalidRequest
+from hydrainfer.core import InvalidRequest, Unavailable
 from hydrainfer.offline.outputs import RequestOutput
 from hydrainfer.offline.running import (
     AnyPrompt,
@@ -90,8 +90,12 @@ class LLM(RunningModel):
         return self._run(self._prompt_jobs(prompts, mm_processor_kwargs), sampling_params, use_tqdm)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget what a later request could reuse, as `POST /reset_prefix_cache` does. Returns True, as vLLM's."""
-        self._running().sessions.handle.forget_cached().result(_ANSWER_S)
+        """Forget what a later request could reuse, as `POST /reset_prefix_cache` does. Returns True, as vLLM's. Raises
+        `Unavailable`."""
+        try:
+            self._running().sessions.handle.forget_cached().result(_ANSWER_S)
+        except TimeoutError:
+            raise Unavailable("an instance does not answer") from None
         return True
 
     def _run(

@@ -16,7 +16,7 @@ _log = logging.getLogger("hydrainfer.server.known")
 EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
 _MOST_OBJECTS = 256
 """Objects of a body, and entries of a list, that are looked into. A client that misspells a name does so early."""
-_MOST_COMPARED = 8  # names of an object that are compared with known ones, which takes 0.1 ms each
+_MOST_COMPARED = 8  # names of an object that are compared with known ones, which takes about 20 µs each
 _MOST_NOTED = 256  # names of unknown fields that are remembered, and so logged
 
 

@@ -57,7 +57,7 @@ class ToolReply(ChatReply):
     def __init__(self, *args: Any, tools: Tools, how: ToolFormat) -> None:
         self._tools, self._how = tools, how
         self._arguments: dict[int, str] = {}
-        """The arguments of each choice's last call."""
+        """The arguments of each choice's last call, kept if there are stop strings."""
         super().__init__(*args)
 
     def _reader(self) -> AnswerStream:
@@ -65,6 +65,8 @@ class ToolReply(ChatReply):
 
     def _read(self, index: int, text: str, finish_reason: str | None) -> AnswerPiece:
         piece = super()._read(index, text, finish_reason)
+        if not self.prepared.sampling.stop:
+            return piece
         for call in piece.calls:
             before = "" if call.id is not None else self._arguments[index]
             self._arguments[index] = before + call.arguments
