@@ -1,10 +1,11 @@
 """The process that tries grammars before the server compiles them.
 
-    server ──a socket per trial──> this process ──fork──> a process per trial: reads the grammar, compiles it, answers
+    server ──a socket and a grammar──> this process ──fork──> a process per trial: compiles the grammar, answers
 
 The tokenizer is loaded once and shared with the forked processes. Each of these has bounds of CPU time and
-memory, which the kernel enforces whatever the library does, and ends when the server closes its socket. This process
-ends with the server, whose end of the socket is then closed.
+memory, which the kernel enforces whatever the library does, and ends when the server closes its socket. The server
+writes nothing to that socket: the grammar comes as a file in memory. This process ends with the server, whose end of
+the socket is then closed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from hydrainfer.core import Grammar
 from hydrainfer.grammar.bounds import NICENESS, TrialBounds
 from hydrainfer.grammar.library import compiled, load_tokenizer
 
-LENGTH = struct.Struct("<I")
 BEGUN = b"+"
 """Sent by a trial once it has its grammar: from here on its time counts."""
 
@@ -39,20 +38,21 @@ def main() -> None:
         tokenizer = load_tokenizer(Path(folder), int(n_vocab), [int(i) for i in eos_ids])
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended trials leave nothing behind
         while True:
-            message, fds, _, _ = socket.recv_fds(server, 1, 1)
+            message, fds, _, _ = socket.recv_fds(server, 1, 2)
             if not message:
                 return
-            for asked in fds:
-                if not os.fork():
-                    server.close()
-                    _try(socket.socket(fileno=asked), tokenizer, bounds)
-                os.close(asked)
+            asked, file = fds
+            if not os.fork():
+                server.close()
+                _try(socket.socket(fileno=asked), file, tokenizer, bounds)
+            os.close(asked)
+            os.close(file)
 
 
-def _try(asked: socket.socket, tokenizer: Any, bounds: TrialBounds) -> None:
-    """Try one grammar, and end the process."""
+def _try(asked: socket.socket, file: int, tokenizer: Any, bounds: TrialBounds) -> None:
+    """Try the grammar in a file, and end the process."""
     try:
-        grammar = _read(asked)
+        grammar = msgspec.msgpack.decode(os.pread(file, os.fstat(file).st_size, 0), type=Grammar)
         _bound(bounds)
         asked.sendall(BEGUN)
         _end_with(asked)
@@ -65,11 +65,6 @@ def _try(asked: socket.socket, tokenizer: Any, bounds: TrialBounds) -> None:
         asked.sendall(msgspec.json.encode(error) + b"\n")
     finally:
         os._exit(0)
-
-
-def _read(asked: socket.socket) -> Grammar:
-    (n,) = LENGTH.unpack(asked.recv(LENGTH.size, socket.MSG_WAITALL))
-    return msgspec.msgpack.decode(asked.recv(n, socket.MSG_WAITALL), type=Grammar)
 
 
 def _bound(bounds: TrialBounds) -> None:
@@ -85,7 +80,8 @@ def _bound(bounds: TrialBounds) -> None:
 
 
 def _end_with(asked: socket.socket) -> None:
-    """End this process as soon as the server closes its end of the socket: the kernel then sends SIGIO."""
+    """End this process as soon as the server closes its end of the socket: the kernel then sends SIGIO. It would also
+    send it for data that arrives, and even for data that has been read already."""
     fcntl.fcntl(asked, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(asked, fcntl.F_SETFL, os.O_ASYNC | fcntl.fcntl(asked, fcntl.F_GETFL))
     if select.select([asked], [], [], 0)[0]:  # closed before the kernel was told

@@ -12,12 +12,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from hydrainfer.core import Grammar, InvalidRequest, Overloaded, Unavailable, shutting_down
 from hydrainfer.grammar.bounds import MAX_TRIALS, MAX_WAITING, TrialBounds
-from hydrainfer.grammar.trial_process import BEGUN, LENGTH
+from hydrainfer.grammar.trial_process import BEGUN
 
 _log = logging.getLogger(__name__)
 _COMMAND = (  # the process is to die with the thread that started it, also while it loads its tokenizer
@@ -76,19 +77,17 @@ class Trials:
     async def _run(self, grammar: Grammar) -> str | None:
         """The result of a trial, or None if it has not begun because the process has ended."""
         loop = asyncio.get_running_loop()
-        message = msgspec.msgpack.encode(grammar)
         ours, theirs = socket.socketpair()
         with ours:
             ours.setblocking(False)
-            with theirs:
-                process = self._hand_over(theirs)
+            with theirs, _in_memory(grammar) as file:
+                process = self._hand_over(theirs, file)
             if process is None:
                 return None
             patience_s = self._bounds.wall_s if process is self._answers else _START_S
             begun = b""
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(patience_s):
-                    await loop.sock_sendall(ours, LENGTH.pack(len(message)) + message)
                     begun = await loop.sock_recv(ours, len(BEGUN))
             if begun != BEGUN:
                 self._give_up(process)
@@ -111,12 +110,13 @@ class Trials:
             raise InvalidRequest(self._too_much(), code="invalid_grammar") from None  # not to be remembered
         return msgspec.json.decode(answer, type=str)
 
-    def _hand_over(self, theirs: socket.socket) -> socket.socket | None:
-        """Ask the process for a trial over a socket. Returns the process's own socket, or None if it has ended."""
+    def _hand_over(self, theirs: socket.socket, file: IO[bytes]) -> socket.socket | None:
+        """Ask the process for a trial of the grammar in a file, to be answered over a socket. Returns the process's own
+        socket, or None if it has ended."""
         with suppress(OSError):
             process = self._reach()
             try:
-                socket.send_fds(process, [b"?"], [theirs.fileno()])
+                socket.send_fds(process, [b"?"], [theirs.fileno(), file.fileno()])
             except OSError:
                 self._give_up(process)
             else:
@@ -170,3 +170,9 @@ class Trials:
             "the grammar or schema cannot be used: to compile it takes more than "
             f"{self._bounds.cpu_s:g} s or {self._bounds.n_bytes >> 20} MiB; make it simpler"
         )
+
+
+def _in_memory(grammar: Grammar) -> IO[bytes]:
+    file = os.fdopen(os.memfd_create("grammar"), "wb", buffering=0)
+    file.write(msgspec.msgpack.encode(grammar))
+    return file

@@ -54,6 +54,7 @@ def test_a_simple_grammar_does_not_wait_for_endless_ones(make_grammars):
         endless = [asyncio.ensure_future(grammars.check(grammar)) for grammar in ENDLESS]
         async with asyncio.timeout(20):
             while not (grammars._trials._process and len(children(grammars)) == len(ENDLESS)):
+                assert not any(task.done() for task in endless), endless
                 await asyncio.sleep(0.01)
             await grammars.check(SIMPLE)
         assert not any(task.done() for task in endless)
