@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from hydrainfer import core
 from hydrainfer.assemble import ServerParts
-from hydrainfer.core import InvalidRequest, Unavailable
+from hydrainfer.core import InvalidRequest
 from hydrainfer.offline.outputs import RequestOutput
 from hydrainfer.offline.running import (
     AnyPrompt,
@@ -28,7 +28,6 @@ from hydrainfer.offline.running import (
     prompt_of,
 )
 
-_ANSWER_S = 30.0  # how long instances may take to answer
 
 
 class LLM(RunningModel):
@@ -92,11 +91,7 @@ class LLM(RunningModel):
     def reset_prefix_cache(self) -> bool:
         """Forget what a later request could reuse, as `POST /reset_prefix_cache` does. Returns True, as vLLM's. Raises
         `Unavailable`."""
-        try:
-            self._running().sessions.handle.forget_cached().result(_ANSWER_S)
-        except TimeoutError:
-            raise Unavailable("an instance does not answer") from None
-        return True
+        return self._forget()
 
     def _run(
         self, jobs: Sequence[Job], sampling: core.SamplingParams | Sequence[core.SamplingParams] | None, use_tqdm: bool

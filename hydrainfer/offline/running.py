@@ -34,6 +34,7 @@ from hydrainfer.server import Completion, TokenStream
 _log = logging.getLogger(__name__)
 _NO_LIMIT = 1 << 30
 _WAIT_S = 5.0
+_ANSWER_S = 30.0  # how long instances may take to answer
 Chat = Sequence[Mapping[str, Any]]
 AnyPrompt = str | Sequence[int] | Mapping[str, Any]
 _EMBEDS = "models generate text; embeddings and scores are not served"
@@ -119,6 +120,14 @@ class RunningModel:
             finally:
                 self._instance = None
             free_unused()
+
+    def _forget(self) -> bool:
+        """Forget what a later request could reuse. Returns True. Raises `Unavailable`."""
+        try:
+            self._running().sessions.handle.forget_cached().result(_ANSWER_S)
+        except TimeoutError:
+            raise Unavailable("an instance does not answer") from None
+        return True
 
     def _running(self) -> ServerParts:
         """The parts of the running instance. Raises `Unavailable` if it is closed, `ConfigError` in a fork."""

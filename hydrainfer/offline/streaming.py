@@ -90,6 +90,10 @@ class AsyncLLM(RunningModel):
             else:
                 started.cancel()
 
+    async def reset_prefix_cache(self) -> bool:
+        """As `LLM.reset_prefix_cache`."""
+        return await asyncio.to_thread(self._forget)
+
     def shutdown(self) -> None:
         """`close`, under vLLM's name."""
         self.close()

@@ -122,6 +122,18 @@ def test_requests_end_when_they_are_aborted_or_no_longer_read(path):
     assert run(path, work)[-1].finished
 
 
+def test_reset_prefix_cache(path):
+    async def work(llm):
+        outputs = []
+        for reset in (False, False, True):
+            assert not reset or await llm.reset_prefix_cache() is True
+            outputs += await read(llm.chat(user("Once upon a time, " * 20), SamplingParams(max_tokens=1)))
+        return [one.num_cached_tokens for one in outputs]
+
+    first, again, reset = run(path, work)
+    assert first == reset == 0 < again
+
+
 def test_an_id_can_be_taken_again_at_once(path):
     """While the engine, which is slow here, still ends the earlier request of this id."""
 
