@@ -121,6 +121,16 @@ def test_errors_within_a_stream_are_in_the_log(start, lines):
     assert " 200 " in line and line.endswith("error=service_unavailable"), line
 
 
+def test_a_stream_that_is_left_is_in_the_log(start, lines):
+    server = start(step_s=0.01)
+    with server.http.stream(
+        "POST", "/v1/chat/completions", json={"messages": HI, "stream": True, "ignore_eos": True}
+    ) as response:
+        next(response.iter_text())
+    (line,) = lines(1)
+    assert " 200 " in line and line.endswith("error=disconnected"), line
+
+
 def test_an_unexpected_failure_has_an_id_and_other_origins_may_read_it(start, monkeypatch, lines):
     server = start(allowed_origins=("https://chat.example.com",))
 

@@ -24,6 +24,7 @@ access_log = logging.getLogger("hydrainfer.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _PROBES = (b"/health", b"/ready", b"/ping", b"/load", b"/metrics", b"/v1/overview")
 """Paths that are polled, and logged at DEBUG unless they fail."""
+_CUT_OFF = "disconnected"  # of an answer whose connection ended before its last byte
 _EACH = 20  # refusals per second that get a line of their own
 EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 """Response headers that pages of other origins may read (CORS)."""
@@ -54,14 +55,18 @@ class Access:
             return
         given = id_in(scope["headers"])
         status, ours = 499, ""  # if no response is sent: the client has disconnected
+        error = ""
 
         async def note(message: Message) -> None:
-            nonlocal status, ours
+            nonlocal status, ours, error
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message["headers"])
                 status, ours = message["status"], headers.get("X-Request-Id") or new_id()
                 headers["X-Request-Id"] = given or ours
+                error = _CUT_OFF
             await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                error = ""
 
         begin_s = self._clock()
         try:
@@ -71,7 +76,7 @@ class Access:
             self._counts.add(self._handler_of(scope), scope["method"], status, took_s)
             path, prefix = scope.get("raw_path", b""), scope.get("root_path", "").encode()
             path = path[len(prefix) :] if path.startswith(prefix + b"/") else path
-            error = scope.get("state", {}).get("error", "")
+            error = scope.get("state", {}).get("error", error)
             who = scope.get("client"), self._tenant_of(scope)
             write_line(scope["method"], path, status, took_s, given, ours, error, *who)
 
