@@ -29,7 +29,6 @@ from hydrainfer.offline.running import (
 )
 
 
-
 class LLM(RunningModel):
     """A model that runs in this process.
 
