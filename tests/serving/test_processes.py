@@ -286,7 +286,7 @@ def refused(*args, env=None):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1", **(env or {})},
+        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1", "HYDRAINFER_PORT": "0", **(env or {})},
     )
     try:
         _, said = process.communicate(timeout=90)
