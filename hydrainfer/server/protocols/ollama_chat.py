@@ -7,6 +7,7 @@ from typing import Any
 
 from hydrainfer.core import InvalidRequest
 from hydrainfer.server.http import EXTENSIONS
+from hydrainfer.server.protocols.ollama_fields import EFFORTS
 from hydrainfer.server.protocols.reading import (
     add_result,
     base64_part,
@@ -123,7 +124,7 @@ def thinks(body: Mapping[str, Any]) -> bool | str | None:
     """Whether the model is asked to think, or with which effort; None if the body does not say. Raises
     `InvalidRequest`."""
     think = body.get("think")
-    if think is not None and not isinstance(think, bool | str):
+    if think is not None and not isinstance(think, bool) and think not in EFFORTS:
         raise InvalidRequest("think must be true, false, low, medium or high", param="think")
     return think
 

@@ -8,6 +8,7 @@ from hydrainfer.server.http import ChatExtensions, Described, Named, Penalties, 
 from hydrainfer.server.openai import Tool
 
 _SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+EFFORTS = ("low", "medium", "high")
 _WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 """A PNG of one red pixel, in base64."""
