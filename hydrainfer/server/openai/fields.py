@@ -27,6 +27,9 @@ from hydrainfer.server.openai.structured import grammar_of
 _QUESTION = [{"role": "user", "content": "What is 3 + 4?"}]
 _WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model reasons, in OpenAI's words. What each of them does is up to the chat template."""
+
 
 class StreamOptions(Described):
     include_usage: bool | None = field("Whether a last event says how many tokens there were.", True, default=False)
@@ -211,8 +214,8 @@ class ChatFields(ChatExtensions, CommonFields):
     include_reasoning: bool | None = field(
         "Whether the answer has the model's reasoning, if it reasons.", False, default=True
     )
-    reasoning_effort: str | None = field(
-        "How much the model reasons: none turns it off; templates that know low, medium and high get these.",
+    reasoning_effort: Effort | None = field(
+        "How much the model reasons: none turns it off; templates that know the others get these.",
         "none",
         unset="the chat template's",
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydrainfer.core import InvalidRequest
+from hydrainfer.server.protocols.messages_fields import EFFORTS
 from hydrainfer.server.protocols.reading import (
     base64_part,
     entries,
@@ -53,7 +54,9 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
     }
     output = mapping(body.get("output_config") or {}, "output_config")
     effort = output.get("effort")
-    chat |= thinking_of(body, string(effort, "output_config.effort") if effort and thinks(body) else thinks(body))
+    if effort not in (None, *EFFORTS):
+        raise InvalidRequest(f"output_config.effort must be one of {', '.join(EFFORTS)}", param="output_config.effort")
+    chat |= thinking_of(body, effort if effort and thinks(body) else thinks(body))
     form = mapping(output.get("format") or body.get("output_format") or {}, "output_config.format")
     if form.get("type") == "json_schema":
         schema = mapping(form.get("schema"), "output_config.format.schema")

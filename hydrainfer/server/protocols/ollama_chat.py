@@ -7,6 +7,7 @@ from typing import Any
 
 from hydrainfer.core import InvalidRequest
 from hydrainfer.server.http import EXTENSIONS
+from hydrainfer.server.protocols.ollama_fields import EFFORTS
 from hydrainfer.server.protocols.reading import (
     add_result,
     base64_part,
@@ -30,6 +31,22 @@ _OPTIONS = {
 """Supported options → the fields of a chat."""
 _NAMES = {"response_format": "format", "reasoning_effort": "think"}
 _RAW_TOKENS = 128  # max_tokens of a raw prompt that sets none
+_TYPES: tuple[tuple[type, str, tuple[str, ...]], ...] = (
+    (bool, "true or false", ("stream", "raw", "logprobs")),
+    (str, "a string", ("prompt", "system")),
+    (list, "a list", ("messages", "tools", "images")),
+    (dict, "an object", ("options",)),
+)
+"""The types of fields whose values have defaults here, so that a wrong `0` or `""` would pass for a default."""
+
+
+def check_types(body: Mapping[str, Any]) -> None:
+    """Raises `InvalidRequest` for a field of `_TYPES` that has another type. None is as if it were not there."""
+    for kind, called, names in _TYPES:
+        for name in names:
+            value = body.get(name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidRequest(f"{name} must be {called}", param=name)
 
 
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,8 +73,9 @@ def generate_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The text completion that a body of /api/generate with `raw` asks for. Raises `InvalidRequest`."""
-    if body.get("images"):
-        raise unsupported("images beside raw", "images", "leave raw out")
+    for name in ("images", "system"):
+        if body.get(name):
+            raise unsupported(f"{name} beside raw", name, "leave raw out")
     fields = {"max_tokens": _RAW_TOKENS, **_common(body), "prompt": body.get("prompt")}
     fields.pop("chat_template_kwargs", None)  # set by `think`, which has no meaning without a template
     if fields.pop("logprobs", None):
@@ -84,10 +102,10 @@ def only_loads(body: Mapping[str, Any]) -> bool:
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:
-    options = mapping(body.get("options") or {}, "options")
+    options = body.get("options") or {}
     fields = {to: options[of] for of, to in _OPTIONS.items() if options.get(of) is not None}
     limit = fields.get("max_tokens")
-    if isinstance(limit, int | float) and limit <= 0:  # no limit
+    if isinstance(limit, int | float) and not isinstance(limit, bool) and limit <= 0:  # no limit
         del fields["max_tokens"]
     model = body.get("model")
     return {
@@ -95,7 +113,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
         **thinking_of(body, thinks(body)),
         **fields,
         **({"model": string(model, "model")} if model is not None else {}),
-        **{name: body[name] for name in ("logprobs", "top_logprobs") if body.get(name)},
+        **{name: body[name] for name in ("logprobs", "top_logprobs") if body.get(name) is not None},
         **_format(body.get("format")),
         "stream": body.get("stream") is not False,
         "timings": True,
@@ -106,13 +124,13 @@ def thinks(body: Mapping[str, Any]) -> bool | str | None:
     """Whether the model is asked to think, or with which effort; None if the body does not say. Raises
     `InvalidRequest`."""
     think = body.get("think")
-    if think is not None and not isinstance(think, bool | str):
+    if think is not None and not isinstance(think, bool) and think not in EFFORTS:
         raise InvalidRequest("think must be true, false, low, medium or high", param="think")
     return think
 
 
 def _format(given: object) -> dict[str, Any]:
-    if not given:
+    if given is None or given == "" or given == {}:
         return {}
     if given == "json":
         return {"response_format": {"type": "json_object"}}
