@@ -111,8 +111,33 @@ def test_the_client_s_own_stream_and_parser(server):
 def test_cut_off(server):
     answer = responses(server).create(model="tiny", input="hi", max_output_tokens=3)
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
+    (item,) = answer.output
+    assert item.status == "incomplete" and SAID.startswith(answer.output_text) and answer.output_text
     events = list(responses(server).create(model="tiny", input="hi", max_output_tokens=3, stream=True))
     assert events[-1].type == "response.incomplete"
+    assert events[-2].item.status == events[-1].response.output[0].status == "incomplete"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("cut", ["max_output_tokens", "stop"])
+def test_only_the_call_that_was_cut_is_incomplete(tools_server, cut, stream):
+    n = len(tools_server.model.tokenizer.encode(tools_server.say.partition("[1, 2]")[0]).ids)
+    ask = {"max_output_tokens": n} if cut == "max_output_tokens" else {"extra_body": {"stop": ["[1, 2]"]}}
+    made = responses(tools_server).create(model="tiny", input="?", tools=[WEATHER, ADD], stream=stream, **ask)
+    if stream:
+        events = list(made)
+        made = events[-1].response
+        assert [e.item for e in events if e.type == "response.output_item.done"] == made.output
+    whole, half = made.output
+    assert made.status == ("incomplete" if cut == "max_output_tokens" else "completed")
+    assert (whole.status, json.loads(whole.arguments)) == ("completed", {"city": 'Köln "}'})
+    assert half.status == "incomplete" and half.arguments.startswith('{"a"') and "2" not in half.arguments
+
+
+def test_a_call_that_was_whole_at_the_last_token_is_completed(tools_server):
+    n = len(tools_server.model.tokenizer.encode(tools_server.say.rpartition("\n</tool_call>")[0]).ids)
+    answer = responses(tools_server).create(model="tiny", input="?", tools=[WEATHER, ADD], max_output_tokens=n)
+    assert answer.status == "incomplete" and [item.status for item in answer.output] == ["completed"] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
