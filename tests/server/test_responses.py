@@ -9,7 +9,7 @@ import pytest
 from hydrainfer.core import ErrorInfo, InvalidRequest, Output, Unavailable
 from hydrainfer.processor import load_description
 from hydrainfer.server import Tenants
-from hydrainfer.server.protocols.reading import name_places
+from hydrainfer.server.protocols.places import name_fields, placed
 from hydrainfer.server.protocols.responses_chat import chat_of
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest, data_url, picture
@@ -244,7 +244,7 @@ def test_the_gate_is_the_same(start):
         ({"role": "function", "content": "x"}, "input.4.role"),
         ({"role": "user", "content": []}, "input.4.content"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "ftp:x"}]}, "input.4.content.0.image_url"),
-        ({"type": "function_call_output", "output": "x"}, "input.4.tool_call_id"),
+        ({"type": "function_call_output", "output": "x"}, "input.4.call_id"),
     ],
 )
 def test_errors_name_the_client_s_own_place(server, instructions, item, param):
@@ -264,5 +264,5 @@ def test_a_role_that_looks_like_a_field_path_is_named_with_its_own_path(text, se
 
 def test_names_of_places_are_only_those_that_there_are():
     error = InvalidRequest("messages.0.role is 'messages.7', messages." + "9" * 5000, param="messages.0.role")
-    name_places(error, [{"place": "input.3"}])
+    name_fields(error, {}, [placed({}, "input.3")])
     assert error.message.startswith("input.3.role is 'messages.7', messages.999") and error.param == "input.3.role"
