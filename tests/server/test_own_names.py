@@ -19,6 +19,7 @@ MESSAGES = ("/v1/messages", {"messages": [USER], "max_tokens": 4})
 OLLAMA = ("/api/chat", {"messages": [USER]})
 GENERATE = ("/api/generate", {"prompt": "hi"})
 TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 4})
+CHAT_TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}
 CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 ITEM = {"type": "function_call", "call_id": "a", "name": "f"}
 URL = "data:image/png;base64,iVBORw0KGgo="
@@ -52,6 +53,19 @@ CASES = [
     (RESPONSES, {"input": None}, "input", "input must be a text or a list"),
     (RESPONSES, {"text": {"format": {"type": "x"}}}, "text.format", "text.format.type must be"),
     (RESPONSES, {"stop": ["max_tokens", ""]}, "stop", "not ['max_tokens', '']"),
+    (
+        CHAT,
+        {**CHAT_TOOLS, "tool_choice": {"type": "function", "name": "f"}},
+        "tool_choice.function.name",
+        "tool_choice.function.name is missing; send it in tool_choice.function, not beside it",
+    ),
+    (
+        CHAT,
+        named_tool(),
+        "tools.0.function.name",
+        "tools.0.function.name is missing; send it in tools.0.function, not beside it",
+    ),
+    (RESPONSES, {"text": {"format": {}}}, "text.format.type", "text.format.type is missing"),
     (RESPONSES, named_tool(name="a b"), "tools.0.name", "tools.0.name must be 1 to 128 letters"),
     (
         RESPONSES,
@@ -121,6 +135,8 @@ CASES = [
         None,
         "messages.0.role must be one of user, assistant, system",
     ),
+    (MESSAGES, {"output_config": {"format": {}}}, None, "output_config.format.type must be json_schema"),
+    (MESSAGES, {"output_format": {"type": "json_schema"}}, None, "output_format.schema must be an object"),
     (MESSAGES, {"system": 3}, None, "system must be a string or a list of blocks"),
     (MESSAGES, {"system": "<image>"}, None, "send pictures as image blocks"),
     (MESSAGES, {"messages": [{"role": "user"}]}, None, "messages.0.content must be a string or a list of blocks"),

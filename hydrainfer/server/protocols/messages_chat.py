@@ -61,11 +61,18 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
     output = mapping(body.get("output_config") or {}, "output_config")
     effort = output.get("effort")
     chat |= thinking_of(body, string(effort, "output_config.effort") if effort and thinks(body) else thinks(body))
-    form = mapping(output.get("format") or body.get("output_format") or {}, "output_config.format")
-    if form.get("type") == "json_schema":
-        schema = mapping(form.get("schema"), "output_config.format.schema")
-        chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for form, where in ((output.get("format"), "output_config.format"), (body.get("output_format"), "output_format")):
+        if form is not None:
+            chat["response_format"] = _format(mapping(form, where), where)
+            break
     return {name: value for name, value in chat.items() if value is not None}
+
+
+def _format(form: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if form.get("type") != "json_schema":
+        raise InvalidRequest(f"{where}.type must be json_schema", param=f"{where}.type")
+    schema = mapping(form.get("schema"), f"{where}.schema")
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
 def thinks(body: Mapping[str, Any]) -> bool | None:
