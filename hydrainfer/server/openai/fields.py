@@ -149,7 +149,7 @@ class CommonFields(Extensions, Penalties, Temper, Streamed):
         names = {}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        if (self.response_format or {}).get("type") in (None, "text"):
+        if self.response_format is None or self.response_format.get("type") == "text":
             forms = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
             sent = [name for name in forms if getattr(self, name) is not None]
             if sent:

@@ -25,7 +25,8 @@ from hydrainfer.server.protocols.ollama_chat import (
 )
 from hydrainfer.server.protocols.ollama_fields import GenerateFields, OllamaChatFields, OptionFields, ShowFields
 from hydrainfer.server.protocols.ollama_turn import ChatTurn, GenerateTurn, error_body, head
-from hydrainfer.server.protocols.reading import answer_chat, mapping, own_names, string
+from hydrainfer.server.protocols.places import own_names
+from hydrainfer.server.protocols.reading import answer_chat, mapping, string
 from hydrainfer.server.protocols.turn import shape_of
 
 _OLLAMA_VERSION = "0.12.11"

@@ -8,13 +8,13 @@ from typing import Any
 from hydrainfer.core import InvalidRequest
 from hydrainfer.server.http import EXTENSIONS
 from hydrainfer.server.protocols.ollama_fields import EFFORTS
+from hydrainfer.server.protocols.places import placed
 from hydrainfer.server.protocols.reading import (
     add_result,
     base64_part,
     entries,
     extensions,
     mapping,
-    placed,
     string,
     text_part,
     thinking_of,
@@ -29,7 +29,7 @@ _OPTIONS = {
     "num_predict": "max_tokens",
 }
 """Supported options → the fields of a chat."""
-_NAMES = {"response_format": "format", "reasoning_effort": "think"}
+_NAMES = {"response_format": "format", "reasoning_effort": "think", "image_url": "images"}
 _RAW_TOKENS = 128  # max_tokens of a raw prompt that sets none
 _TYPES: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (bool, "true or false", ("stream", "raw", "logprobs")),
@@ -55,7 +55,8 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     turns = entries(body.get("messages") or [], "messages")
     messages: list[dict[str, Any]] = []
     for i, turn in enumerate(turns):
-        _add(turn, f"messages.{i}", pending, messages)
+        pictures = _pictures(turn.get("images"), f"messages.{i}.images")
+        _add(turn, f"messages.{i}", pictures, pending, messages)
         messages[-2:] = [placed(message, f"messages.{i}") for message in messages[-2:]]
     tools = body.get("tools") or None
     return _common(body) | {"messages": messages, **({"tools": tools} if tools else {})}
@@ -65,10 +66,11 @@ def generate_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat, with one question, that a body of /api/generate asks for. Raises `InvalidRequest`."""
     messages: list[dict[str, Any]] = []
     if body.get("system"):
-        messages.append(placed({"role": "system", "content": string(body["system"], "system")}, "system"))
-    question = {"role": "user", "content": string(body.get("prompt") or "", "prompt"), "images": body.get("images")}
-    _add(question, "prompt", [], messages)
-    return _common(body) | {"messages": [placed(message, "prompt") for message in messages]}
+        system = {"role": "system", "content": string(body["system"], "system")}
+        messages.append(placed(system, "system", content="system"))
+    question = {"role": "user", "content": string(body.get("prompt") or "", "prompt")}
+    _add(question, "prompt", _pictures(body.get("images"), "images"), [], messages)
+    return _common(body) | {"messages": [placed(message, "prompt", content="prompt") for message in messages]}
 
 
 def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,20 +141,31 @@ def _format(given: object) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": given}}}
 
 
-def _add(turn: Mapping[str, Any], where: str, pending: list[str], messages: list[dict[str, Any]]) -> None:
-    """Add one turn. Ollama's calls have no ids: tool results answer the `pending` calls, in order."""
+def _pictures(given: object, where: str) -> list[dict[str, Any]]:
+    if not given:
+        return []
+    if not isinstance(given, list):
+        raise InvalidRequest(f"{where} must be a list", param=where)
+    return [base64_part(data, "image/png", f"{where}.{i}") for i, data in enumerate(given)]
+
+
+def _add(
+    turn: Mapping[str, Any],
+    where: str,
+    images: list[dict[str, Any]],
+    pending: list[str],
+    messages: list[dict[str, Any]],
+) -> None:
+    """Add one turn with its pictures. Ollama's calls have no ids: tool results answer the `pending` calls, in order."""
     role, content = turn.get("role"), turn.get("content")
-    pictures = turn.get("images") or []
-    if not isinstance(pictures, list):
-        raise InvalidRequest(f"{where}.images must be a list", param=f"{where}.images")
-    images = [base64_part(data, "image/png", f"{where}.images.{i}") for i, data in enumerate(pictures)]
     if role == "tool":
         id = pending.pop(0) if pending else _id(0)
         name = {"name": turn["tool_name"]} if turn.get("tool_name") else {}
         return add_result(messages, {"role": role, "content": content, "tool_call_id": id, **name}, images)
     more = {"reasoning_content": turn["thinking"]} if turn.get("thinking") else {}
     if role == "assistant" and turn.get("tool_calls"):
-        calls = [_call(c, f"{where}.tool_calls.{i}", i) for i, c in enumerate(entries(turn["tool_calls"], where))]
+        inside = f"{where}.tool_calls"
+        calls = [_call(c, f"{inside}.{i}", i) for i, c in enumerate(entries(turn["tool_calls"], inside))]
         pending[:] = [call["id"] for call in calls]
         more["tool_calls"] = calls
         content = content or None

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from hydrainfer.server.http import Bodies, Body, Protocol, json_response
 from hydrainfer.server.openai import CHAT, TEXT, Answers, ChatFields, CompletionFields, parse
-from hydrainfer.server.protocols.reading import own_names
+from hydrainfer.server.protocols.places import own_names
 
 _QUESTION = {"messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 _NAME = Path(description="A name of the model.", examples=["shapes-and-digits"])
