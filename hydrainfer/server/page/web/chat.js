@@ -131,9 +131,9 @@ function busy(now) {
 }
 
 async function ask(settings, tray) {
-  await tray.reading;
+  if (!(await tray.ready())) return;
   const question = { role: "user", text: $("question").value, media: tray.items };
-  if (running || !(question.text.trim() || question.media.length)) return;
+  if ($("send").disabled || !(question.text.trim() || question.media.length)) return;
   const body = { ...bodyOf(settings.model, [...history, question]), ...OPTIONS };
   const shown = showQuestion(question), answer = new Answer();
   tray.take();
@@ -219,7 +219,7 @@ export function playground(settings) {
     history = [];
     $("log").replaceChildren($("log-empty"));
     $("log-empty").hidden = false;
-    tray.put([]);
+    tray.clear();
     $("question").focus();
   };
   $("ask").onsubmit = (e) => { e.preventDefault(); if (!running && !$("send").disabled) ask(settings(), tray); };
