@@ -240,6 +240,41 @@ def test_a_new_chat_gets_no_picture_of_the_chat_before(start, visit):
     assert len(server.engine.submitted) == 1 and len(server.engine.submitted[0].media) == 1
 
 
+def drag(page, place, **data):
+    """Drag something over the middle of an element. Returns a function that drops it there."""
+    page.locator(place).scroll_into_view_if_needed()
+    box = page.locator(place).bounding_box()
+    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    wire = page.context.new_cdp_session(page)
+
+    def send(step):
+        what = {"items": [], "files": [], "dragOperationsMask": 1, **data}
+        wire.send("Input.dispatchDragEvent", {"type": step, **at, "data": what})
+
+    send("dragEnter")
+    send("dragOver")
+    return lambda: send("drop")
+
+
+@pytest.mark.parametrize("place", ["#layout", "#question", "footer"])
+def test_a_picture_can_be_dropped_anywhere(start, visit, tmp_path, place):
+    page = visit(start())
+    path = tmp_path / "dropped.png"
+    path.write_bytes(picture())
+    drop = drag(page, place, files=[str(path)])
+    page.locator("#chat.over").wait_for()
+    drop()
+    wait_for_tray(page, "dropped.png")
+    assert page.locator("#chat.over").count() == 0 and page.url.startswith("http")
+
+
+def test_a_text_can_be_dropped_into_the_question(start, visit):
+    page = visit(start())
+    page.fill("#question", "")
+    drag(page, "#question", items=[{"mimeType": "text/plain", "data": "dropped words"}])()
+    assert page.input_value("#question") == "dropped words"
+
+
 @pytest.mark.parametrize("form", ["curl", "python"])
 def test_copied_code_gets_the_same_answer(start, visit, tmp_path, form):
     server = start()
