@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -273,6 +274,23 @@ def test_a_text_can_be_dropped_into_the_question(start, visit):
     page.fill("#question", "")
     drag(page, "#question", items=[{"mimeType": "text/plain", "data": "dropped words"}])()
     assert page.input_value("#question") == "dropped words"
+
+
+def test_a_server_that_hangs_is_said(start, visit):
+    """It takes connections and answers none, as a process does that was stopped."""
+    server = start()
+    page = visit(server)
+    page.locator("#state.good").wait_for()
+    goes_on, instances = threading.Event(), server.engine.instances
+
+    def hang():
+        goes_on.wait(30)
+        return instances()
+
+    server.engine.instances = hang
+    page.locator("#state.bad", has_text="the server does not answer").wait_for()
+    goes_on.set()
+    page.locator("#state.good").wait_for()
 
 
 @pytest.mark.parametrize("form", ["curl", "python"])
