@@ -293,6 +293,17 @@ def test_a_server_that_hangs_is_said(start, visit):
     page.locator("#state.good").wait_for()
 
 
+def test_fields_for_several_answers_are_refused(start, visit):
+    server = start()
+    page = visit(server)
+    page.fill("#others", '{"n": 2}')
+    assert "shows one answer" in page.inner_text("#others-trouble") and page.is_disabled("#send")
+    page.fill("#others", '{"n": 1}')
+    assert page.inner_text("#others-trouble") == ""
+    ask(page, "Hi")
+    assert len(server.engine.submitted) == 1
+
+
 @pytest.mark.parametrize("form", ["curl", "python"])
 def test_copied_code_gets_the_same_answer(start, visit, tmp_path, form):
     server = start()

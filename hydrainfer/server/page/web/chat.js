@@ -195,7 +195,7 @@ function checkOthers() {
   try {
     otherFields();
   } catch (error) {
-    trouble = `Other fields: this is no JSON object (${error.message}).`;
+    trouble = `Other fields: ${error.message}.`;
   }
   $("others-trouble").textContent = trouble;
   $("send").disabled = trouble !== "" || running !== null;
