@@ -90,6 +90,48 @@ def test_a_crowd_that_goes_away_leaves_no_rate():
     assert queue.seconds(9.0) == pytest.approx(5.0), "nothing is known"
 
 
+def test_requests_that_are_answered_with_errors_refuse_nobody():
+    """Eight clients send what is wrong, 0.1 s of preparation each. Then come right ones, which take 0.2 s each."""
+    queue, now = Queue(10.0), 0.0
+    for _ in range(8):
+        queue.enter(1.0, now)
+    for _ in range(600):
+        now += 0.1
+        queue.leave(1.0, now, done=False, answered=True)
+        queue.enter(1.0, now)
+        assert queue.seconds(now) < 0.2
+    entered = [now] * 8
+    for _ in range(8):
+        queue.leave(1.0, now, done=False, answered=True)
+        queue.enter(1.0, now)
+    for _ in range(100):
+        now += 0.2
+        queue.leave(1.0, now, done=True, waited_s=now - entered.pop(0))
+        queue.enter(1.0, now)
+        entered.append(now)
+        assert queue.seconds(now) <= 8 * 0.2 * 1.01
+    assert queue.pace() == pytest.approx(0.2)
+
+
+def test_requests_that_are_answered_with_errors_hide_no_slow_work():
+    """A flood of them goes by while each right one, which waits for all before it, takes a second."""
+    queue, now = Queue(10.0), 0.0
+    entered = [now] * 8
+    for _ in entered:
+        queue.enter(1.0, now)
+    for _ in range(30):
+        for _ in range(50):
+            queue.enter(1.0, now)
+            now += 0.02
+            queue.leave(1.0, now, done=False, answered=True)
+        queue.leave(1.0, now, done=True, waited_s=now - entered.pop(0))
+        queue.enter(1.0, now)
+        entered.append(now)
+    assert queue.pace() == pytest.approx(1.0)
+    before_s = queue.seconds(now)
+    assert queue.seconds(now + 3.0) > before_s, "nothing is done or answered"
+
+
 def test_the_few_are_never_refused():
     """One request after the other, each slow: that is no measure of what many would take."""
     queue, now = Queue(1.0), 0.0

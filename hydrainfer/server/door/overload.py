@@ -316,7 +316,8 @@ class Place:
         self.on_leave: Callable[[], None] = lambda: None
         self.n = 0
         self._held_s = 0.0  # since when it holds room for choices
-        self._answered = False
+        self._begun = False
+        self._entered_s = self._decoding_s = 0.0  # since when it waits in the queue of its kind, and for decoding
         self._overload = overload
         self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
         self._n_bytes = 0.0
@@ -341,21 +342,23 @@ class Place:
         self.stop_waiting()
         self._n_waiting = n
         self._kind, self._units = kind, units
-        now = self._overload.clock()
+        now = self._entered_s = self._overload.clock()
         for _ in range(n):
             self._queue.enter(units, now, self.urgency.share)
 
-    def stop_waiting(self) -> None:
-        """Leave the queue."""
+    def stop_waiting(self, *, answered: bool = False) -> None:
+        """Leave the queue. `answered`: with an error of the request's own."""
+        now = self._overload.clock()
         for _ in range(self._n_waiting):
-            self._queue.leave(self._units, self._overload.clock(), self.urgency.share, done=False)
+            self._queue.leave(self._units, now, self.urgency.share, done=False, answered=answered)
         self._n_waiting = 0
 
     def decode(self, n_bytes: float) -> None:
         """Also wait for `n_bytes` of pictures to be decoded."""
         self._stop_decoding(done=False)
         self._n_bytes = n_bytes
-        self._overload.queues[DECODING].enter(n_bytes, self._overload.clock(), self.urgency.share)
+        self._decoding_s = self._overload.clock()
+        self._overload.queues[DECODING].enter(n_bytes, self._decoding_s, self.urgency.share)
 
     def line_up(self, priority: int, go: Callable[[], None]) -> None:
         """Wait to be prepared. `go` is called when it is this request's turn, perhaps at once. The place must be
@@ -378,19 +381,22 @@ class Place:
 
     def begun(self) -> None:
         """Note that one more choice has its first token."""
-        self._answered = True
+        self._begun = True
         if self._n_waiting:
             self._n_waiting -= 1
-            self._queue.leave(self._units, self._overload.clock(), self.urgency.share, done=True)
+            now = self._overload.clock()
+            waited_s = now - self._entered_s
+            self._queue.leave(self._units, now, self.urgency.share, done=True, waited_s=waited_s)
             if not self._n_waiting:
                 self._leave_line()
 
-    def leave(self) -> None:
-        """Give the place back. Safe to repeat."""
-        self._stop_decoding(done=False)
-        self.stop_waiting()
+    def leave(self, *, answered: bool = False) -> None:
+        """Give the place back. Safe to repeat. `answered`: the request was prepared, and ends with an error of its
+        own."""
+        self._stop_decoding(done=False, answered=answered)
+        self.stop_waiting(answered=answered)
         self._leave_line()
-        if self._answered and self.n:
+        if self._begun and self.n:
             self._overload.held.served(self._overload.clock() - self._held_s)
         self.count(0)
         self.on_claim = lambda _: None  # it may refer to this place: requests leave no cycles
@@ -406,9 +412,11 @@ class Place:
         if turn is not None:
             self._line.leave(turn)
 
-    def _stop_decoding(self, *, done: bool) -> None:
+    def _stop_decoding(self, *, done: bool, answered: bool = False) -> None:
         if self._n_bytes:
-            self._overload.queues[DECODING].leave(self._n_bytes, self._overload.clock(), self.urgency.share, done=done)
+            now, queue = self._overload.clock(), self._overload.queues[DECODING]
+            waited_s = now - self._decoding_s
+            queue.leave(self._n_bytes, now, self.urgency.share, done=done, answered=answered, waited_s=waited_s)
         self._n_bytes = 0.0
 
 

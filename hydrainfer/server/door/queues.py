@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hydrainfer.core import Share
 from hydrainfer.core.request import ANYBODY
 
@@ -60,6 +62,8 @@ class Queue:
         self.units = 0.0
         self._tenants: dict[str, list[float]] = {}  # by tenant that waits: its units, requests and weight
         self._crowded_s = self._done = self._n_done = 0.0  # lately: crowded seconds, units and requests done in them
+        self._open_s = self._still_s = 0.0  # crowded seconds since one was done; since one was done or answered
+        self._answered = False  # since one was done
         self._steady_s = self._steady = 0.0  # for the steady rate: crowded seconds, units done in them
         self._at_s = 0.0
         self._turns = Turns()
@@ -73,7 +77,7 @@ class Queue:
         self._pass(now)
         self.n_waiting += 1
         if self.n_waiting == _CROWD:
-            self._forget(self._crowded_s / _HINT_S)
+            self._forget((self._crowded_s + self._still_s) / _HINT_S)
             self._n_last = 0
         self.units += units
         mine = self._tenants.setdefault(share.tenant, [0.0, 0, share.weight])
@@ -85,16 +89,32 @@ class Queue:
         if share.tenant in self._tenants:
             self._tenants[share.tenant][0] += by
 
-    def leave(self, units: float, now: float, share: Share = ANYBODY, *, done: bool) -> None:
-        """Remove a request. `done`: it has its first token; otherwise it has ended without one."""
+    def leave(
+        self,
+        units: float,
+        now: float,
+        share: Share = ANYBODY,
+        *,
+        done: bool,
+        answered: bool = False,
+        waited_s: float = math.inf,
+    ) -> None:
+        """Remove a request that waited for `waited_s`. `done`: it has its first token; otherwise it has ended without
+        one. `answered`: with an error of its own. Such requests show that nothing stands still, but not how fast others
+        are: the time in which there may have been only such requests does not count."""
         self._pass(now)
         if done and (self.crowded or (self._n_last and self._done)):
+            self._count(min(self._open_s, waited_s) if self._answered else self._open_s)
+            self._open_s = self._still_s = 0.0
+            self._answered = False
             self._count(min(self._last_s, units * self.pace()) if self._n_last else 0.0)
             self._last_s = 0.0
             self._done += units
             self._n_done += 1
             self._steady += units
             self._forget(min(self._crowded_s / _MEMORY_S, self._n_done / _MEMORY_N))
+        elif answered:
+            self._still_s, self._answered = 0.0, True
         if self.n_waiting == _CROWD:
             self._n_last, self._last_s = _CROWD, 0.0
         self._n_last = max(self._n_last - 1, 0)
@@ -110,11 +130,11 @@ class Queue:
         self._pass(now)
         if self._done:
             return self.units * self.pace()
-        return self._crowded_s if self.crowded else 0.0
+        return self._still_s if self.crowded else 0.0
 
     def pace(self) -> float:
         """The measured seconds per unit; 0 while nothing is known."""
-        return self._crowded_s / self._done if self._done else 0.0
+        return (self._crowded_s + self._still_s) / self._done if self._done else 0.0
 
     def has_room(self, now: float, share: Share = ANYBODY, *, favoured: bool) -> bool:
         """Whether one more request may enter, by the present or the steady rate, whichever is lower. While turns are
@@ -127,23 +147,28 @@ class Queue:
         promised = self._turns.latest_s > now
         most_s = self.longest_s - (self._reserve_s if promised and not favoured else 0.0)
         if self._steady:  # the first tokens of a new crowd come quickly: nobody decodes yet
-            seconds = (min if promised and favoured else max)(seconds, self.units * self._steady_s / self._steady)
+            seconds = (min if promised and favoured else max)(seconds, self._steady_seconds())
         within_share = self._seconds_of(share, seconds) < most_s * self._part_of(share)
         return not self.crowded or seconds < most_s or within_share
 
     def promise(self, now: float) -> float:
         """The seconds until the turn of a request that is refused now."""
         if not self._n_done:
-            each_s = self._crowded_s / max(self.n_waiting, 1)  # as `seconds`: all take as long as they have waited
+            each_s = self._still_s / max(self.n_waiting, 1)  # as `seconds`: all take as long as they have waited
             return max(self._turns.promise(now, each_s), UNKNOWN_S)
-        return self._turns.promise(now, self._crowded_s / self._n_done, self._excess_s(now))
+        each_s = (self._crowded_s + self._still_s) / self._n_done
+        return self._turns.promise(now, each_s, self._excess_s(now))
 
     def _excess_s(self, now: float) -> float:
         """The seconds of work beyond `longest_s`, by the rate that counts for returning requests."""
         seconds = self.seconds(now)
         if self._steady:
-            seconds = min(seconds, self.units * self._steady_s / self._steady)
+            seconds = min(seconds, self._steady_seconds())
         return max(seconds - self.longest_s, 0.0)
+
+    def _steady_seconds(self) -> float:
+        """As `seconds`, by the steady rate."""
+        return self.units * (self._steady_s + self._still_s) / self._steady
 
     def _seconds_of(self, share: Share, seconds: float) -> float:
         """The part of the waiting `seconds` that is this tenant's."""
@@ -158,12 +183,15 @@ class Queue:
     def _forget(self, excess: float) -> None:
         if excess > 1.0:
             self._done, self._n_done = self._done / excess, self._n_done / excess
-            self._crowded_s /= excess
+            self._crowded_s, self._open_s, self._still_s = (
+                seconds / excess for seconds in (self._crowded_s, self._open_s, self._still_s)
+            )
 
     def _pass(self, now: float) -> None:
         passed_s = max(now - self._at_s, 0.0)
         if self.crowded:
-            self._count(passed_s)
+            self._open_s += passed_s
+            self._still_s += passed_s
         elif self._n_last:
             self._last_s += passed_s
         self._at_s = now

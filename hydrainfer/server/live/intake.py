@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
-from hydrainfer.core import DeadlineExceeded, Grammar, SamplingParams, shutting_down
+from hydrainfer.core import DeadlineExceeded, Grammar, InvalidRequest, MediaError, SamplingParams, shutting_down
 from hydrainfer.processor import ChatMessage, ChatOptions, Fetcher, JobTicket, Prepared, Processor, RequestTerms
 from hydrainfer.server.door import Place, Urgency, Work
 from hydrainfer.server.live.session import Sessions
@@ -148,7 +148,7 @@ class Intake:
                 future = self._submit(lambda: prepare(fetched), media=media)
                 prepared = await asyncio.wrap_future(future)
         except BaseException as e:
-            place.leave()
+            place.leave(answered=future is not None and isinstance(e, InvalidRequest | MediaError))
             if future is not None:
                 future.add_done_callback(self._discard_late)
             if isinstance(e, TimeoutError):

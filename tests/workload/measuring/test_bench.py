@@ -271,6 +271,19 @@ def test_first_pass_asks_without_a_limit_where_the_context_is_less():
     assert made.failures == () and made.stopped == "" and made.recording.n_failed == 0
 
 
+def test_first_pass_asks_again_what_a_busy_server_refused():
+    busy, whole, short = Script(status=429), Script(n_tokens=2), Script(n_tokens=9, most_tokens=3)
+    scripts = [whole, *[busy, whole] * 2, busy, short, short, whole]  # the probe, four requests, what was refused
+
+    async def main():
+        async with MockServer(lambda i: scripts[i], clock=asyncio.get_running_loop().time) as mock:
+            return await first_pass("text", Endpoint(base_url=mock.url), TEXT.chats(4, seed=1), 4, 1, 1, Quiet()), mock
+
+    made, mock = virtual.run(main())
+    assert [s.body["max_tokens"] for s in mock.served] == [2, *[4] * 6, None, 4]
+    assert [c.max_tokens for c in made.recording.chats] == [2, 2, 3, 2] and made.recording.n_failed == 0
+
+
 def test_first_pass_says_what_failed_and_why():
     broken = Script(status=500, error_body=b'{"error":{"message":"the model step failed"}}')
 
