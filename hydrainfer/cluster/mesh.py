@@ -43,8 +43,8 @@ class _Bell:
 
     __slots__ = ("fd",)
 
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -63,7 +63,7 @@ class Mesh:
         self._peers: dict[str, zmq.Socket] = {}
         self._poller = zmq.Poller()
         self._gate = self._open_gate() if keys is not None else None
-        self._bell: _Bell | None = _Bell()
+        self._bell: _Bell | None = _Bell(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self._wake_fd = self._bell.fd
         self._poller.register(self._wake_fd, zmq.POLLIN)
         try:
