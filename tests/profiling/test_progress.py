@@ -45,7 +45,7 @@ def test_a_long_phase_says_that_it_goes_on(monkeypatch):
 
     console = Console(file=io.StringIO(), width=200)
     lines = lines_of(work, monkeypatch, 0.2, console)
-    assert [line.startswith("long simulations of layouts that may be best: 1 of 3") for line in lines[1:4]] == [True] * 3
+    assert all(line.startswith("long simulations of layouts that may be best: 1 of 3") for line in lines[1:])
 
 
 def test_a_hundred_batches_are_not_a_hundred_lines(monkeypatch):
