@@ -115,7 +115,7 @@ def test_an_llm_starts_no_process_that_it_may_not_need(checkpoint):
     """A second tokenizer takes memory; a server starts the process for grammars at once, since clients wait there."""
     children = child_processes()
     with LLM(checkpoint, device="cpu", threads=1):
-        assert child_processes() == children
+        assert child_processes() <= children  # one of an earlier test may end meanwhile
 
 
 def child_processes() -> set[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from PIL import Image
 
 from hydrainfer import SamplingParams
-from hydrainfer.cluster import Pulse
+from hydrainfer.cluster import Hub, Pulse
 from hydrainfer.scheduler.parking import Parking
 from tests.checkpoints import make_picture
 from tests.parts import parts
@@ -94,6 +95,30 @@ def parkings(monkeypatch):
 
 
 def settled_stats(llm):
-    """Instances tell theirs now and then."""
-    time.sleep(3 * Pulse().beat_s)
-    return parts(llm).engine.stats()
+    """The statistics that each instance made after this call and its last step."""
+    engine = parts(llm).engine
+    if isinstance(engine, Hub):
+        hear_all(engine._side.census)
+    else:
+        between_steps = threading.Event()
+        engine._post(lambda *_: between_steps.set())
+        assert between_steps.wait(20)
+    return engine.stats()
+
+
+def hear_all(census):
+    """Wait until each instance has told statistics of more than a beat after this call."""
+    told, heard = set(), census.heard
+    since_s, end_s = time.monotonic() + Pulse().beat_s, time.monotonic() + 20
+
+    def noted(report, now):
+        known = heard(report, now)
+        if report.stats is not None and report.at_s >= since_s:
+            told.add(report.name)
+        return known
+
+    census.heard = noted
+    while not told.issuperset(census.members):
+        assert time.monotonic() < end_s, "an instance does not tell its statistics"
+        time.sleep(0.01)
+    census.heard = heard

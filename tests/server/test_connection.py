@@ -60,11 +60,31 @@ def raw_request(body, *, method="POST", path="/v1/chat/completions", more=""):
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
+@pytest.fixture(autouse=True)
+def n_read(monkeypatch):
+    """A function that says how many bytes the server has read from all connections made meanwhile."""
+    sizes, whole = [], Connection.data_received
+
+    def note(self, data):
+        whole(self, data)
+        sizes.append(len(data))
+
+    monkeypatch.setattr(Connection, "data_received", note)
+    return lambda: sum(sizes)
+
+
+def send_in_pieces(raw, pieces, n_read):
+    """Send each piece once the server has read what came before, so that it never reads two as one."""
+    for piece in pieces:
+        n_bytes = n_read() + len(piece)
+        raw.sock.sendall(piece)
+        wait_until(lambda: n_read() == n_bytes)  # noqa: B023 - it is called here only
+
+
 def answers_to(raw, pieces, n):
     """The statuses and ids of `n` answers to what is sent."""
     for piece in pieces:
         raw.sock.sendall(piece)
-        time.sleep(0.01)
     file, found = raw.sock.makefile("rb"), []  # one for all: it reads ahead
     file.close = lambda: None
     for _ in range(n):
@@ -83,7 +103,7 @@ def raw(full):
     connection.close()
 
 
-def test_a_head_that_was_refused_is_known_again(full, raw, monkeypatch):
+def test_a_head_that_was_refused_is_known_again(full, raw, monkeypatch, n_read):
     parsed, whole = [], Connection.on_headers_complete
     monkeypatch.setattr(Connection, "on_headers_complete", lambda self: (parsed.append(self.url), whole(self))[1])
     raw.close()
@@ -91,8 +111,10 @@ def test_a_head_that_was_refused_is_known_again(full, raw, monkeypatch):
     one, other = raw_request(b'{"a": 1}'), raw_request(b'{"a": 2}')
     first, again = answers_to(raw, [one], 1)[0], answers_to(raw, [other], 1)[0]
     assert first[0] == again[0] == 429 and first[1] != again[1] and len(parsed) == 1
-    assert answers_to(raw, [one[:40], one[40:]], 1)[0][0] == 429 and len(parsed) == 2, "in pieces"
-    assert answers_to(raw, [one[:-3], one[-3:]], 1)[0][0] == 429 and len(parsed) == 3, "the body late"
+    send_in_pieces(raw, [one[:40], one[40:]], n_read)
+    assert answers_to(raw, [], 1)[0][0] == 429 and len(parsed) == 2, "in pieces"
+    send_in_pieces(raw, [one[:-3], one[-3:]], n_read)
+    assert answers_to(raw, [], 1)[0][0] == 429 and len(parsed) == 3, "the body late"
     raw.sock.sendall(one + other)
     both = b""
     while both.count(b'"overloaded"') < 2:
@@ -121,9 +143,10 @@ def seen(full, raw, monkeypatch):
     return found
 
 
-def test_a_refused_connection_is_closed_when_nothing_follows_and_only_then(raw, seen):
+def test_a_refused_connection_is_closed_when_nothing_follows_and_only_then(raw, seen, n_read):
     asked = raw_request(b'{"a": 1}')
-    answers_to(raw, [asked[:-3], asked[-3:]], 1)
+    send_in_pieces(raw, [asked[:-3], asked[-3:]], n_read)
+    answers_to(raw, [], 1)
     wait_until(lambda: seen[0][0].timeout_keep_alive_task is not None)  # though the body came after the answer
     raw.sock.sendall(asked + raw_request(b"", method="GET", path="/version"))
     wait_until(lambda: len(seen) == 3)
@@ -323,26 +346,36 @@ def test_a_whole_head_over_the_limit_is_refused_and_its_body_too(fresh):
         assert raw.sock.recv(65536).startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_trailers_without_an_end_close_the_connection(fresh):
+def test_trailers_without_an_end_close_the_connection(fresh, n_read):
     raw = fresh()
-    raw.sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
-    raw.sock.sendall(b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
-    time.sleep(0.05)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    send_in_pieces(raw, [head, b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"], n_read)
     raw.sock.sendall(LINE * 70)
     assert said_by(raw) == b""
 
 
-def test_a_large_body_is_no_head(fresh):
+def test_a_large_body_is_no_head(fresh, n_read):
     raw, body = fresh(), b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}' + b" " * 300_000
     asked = raw_request(body)
     pieces = [asked[i : i + 50_000] for i in range(0, len(asked), 50_000)]
-    assert answers_to(raw, pieces, 1)[0][0] == 200
+    send_in_pieces(raw, pieces, n_read)
+    assert answers_to(raw, [], 1)[0][0] == 200
     raw.sock.sendall(asked + asked[:50])
     raw.sock.sendall(asked[50:])
     assert [status for status, _ in answers_to(raw, [], 2)] == [200, 200]
 
 
-def test_a_connection_that_sends_no_head_in_time_is_closed(fresh, monkeypatch):
+def test_a_connection_that_sends_no_head_in_time_is_closed(fresh, monkeypatch, n_read):
+    late = Connection._on_late
+
+    def late_once_read(self):
+        """However late the client below sends, no timer comes before."""
+        if n_read():
+            late(self)
+        else:
+            self._head_timer = self.loop.call_later(0.01, self._on_late)
+
+    monkeypatch.setattr(Connection, "_on_late", late_once_read)
     monkeypatch.setattr("hydrainfer.server.door.connection._HEAD_S", 0.3)
     silent, begun = fresh(), fresh()
     begun.sock.sendall(b"GET /version HTTP/1.1\r\nx: y\r\n")
@@ -352,23 +385,29 @@ def test_a_connection_that_sends_no_head_in_time_is_closed(fresh, monkeypatch):
 
 
 def test_a_connection_that_stops_within_its_second_head_is_closed(fresh, monkeypatch):
-    monkeypatch.setattr("hydrainfer.server.door.connection._HEAD_S", 0.3)
     for begin in (b"GET /v", b"\r\n"):
         raw = fresh()
         assert answers_to(raw, [raw_request(b"", method="GET", path="/version")], 1)[0][0] == 200
-        raw.sock.sendall(begin)
-        assert said_by(raw).startswith(b"HTTP/1.1 408 ")
+        with monkeypatch.context() as m:
+            m.setattr("hydrainfer.server.door.connection._HEAD_S", 0.3)
+            raw.sock.sendall(begin)
+            assert said_by(raw).startswith(b"HTTP/1.1 408 ")
 
 
-def test_an_answer_or_a_pause_that_takes_longer_than_a_head_may_is_not_cut(start, monkeypatch):
-    monkeypatch.setattr("hydrainfer.server.door.connection._HEAD_S", 0.1)
+def test_an_answer_or_a_pause_that_takes_longer_than_a_head_may_is_not_cut(start, monkeypatch, n_read):
+    lates, late = [], Connection._on_late
+    monkeypatch.setattr(Connection, "_on_late", lambda self: (lates.append(1), late(self)))
     server = start(step_s=0.05)
     raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
     raw.connect()
     asked = raw_request(b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}')
-    raw.sock.sendall(asked + asked[:50])  # the second head begins while the first request is answered
-    time.sleep(0.2)
-    raw.sock.sendall(asked[50:])
+    server.engine.hold.set()
+    send_in_pieces(raw, [asked], n_read)
+    monkeypatch.setattr("hydrainfer.server.door.connection._HEAD_S", 0.1)
+    send_in_pieces(raw, [asked[:50]], n_read)  # the second head begins while the first request is answered
+    wait_until(lambda: len(lates) >= 2)
+    send_in_pieces(raw, [asked[50:]], n_read)
+    server.engine.hold.clear()
     assert [status for status, _ in answers_to(raw, [], 2)] == [200, 200]
     time.sleep(0.3)
     assert answers_to(raw, [asked], 1)[0][0] == 200

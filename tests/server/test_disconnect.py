@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from contextlib import suppress
 
 import httpx
@@ -139,7 +140,8 @@ def test_too_many_pictures_are_429_and_413_where_waiting_is_no_use(start):
 
 def test_the_session_guards_the_deadline_of_a_frozen_engine(start, monkeypatch):
     monkeypatch.setattr("hydrainfer.server.live.session.DEADLINE_GRACE_S", 0.1)
-    server = start(timeout_s=0.2)
+    server = start(timeout_s=60.0)
+    server.sessions.clock = lambda: time.monotonic() + (59.8 if server.engine.submitted else 0.0)
     server.engine.hold.set()
     response = server.chat()
     assert response.status_code == 504 and response.json()["error"]["type"] == "timeout_error"

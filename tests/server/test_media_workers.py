@@ -99,8 +99,8 @@ def test_a_picture_that_kills_is_a_422_and_holds_nothing(server, monkeypatch):
 
 
 def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue(server, monkeypatch, tmp_path):
-    trace = tmp_path / "begun"
-    befalls(monkeypatch, jobs.nap, 1.5, str(trace))
+    trace, over = tmp_path / "begun", tmp_path / "over"
+    befalls(monkeypatch, jobs.nap, str(over), str(trace))
     patient = threading.Thread(target=lambda: server.chat([image_part(picture(i)) for i in (11, 12, 13)]))
     patient.start()
     wait_until(lambda: trace.exists() and len(trace.read_bytes()) > 1)
@@ -110,6 +110,8 @@ def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue(server, monkey
             json={"messages": [{"role": "user", "content": [image_part(picture(i)) for i in (14, 15, 16)]}]},
             timeout=0.2,
         )
+    wait_until(lambda: server.sessions.n_live == 1)
+    over.touch()
     patient.join()
     wait_until(lambda: server.sessions.n_live == 0 and server.intake.processor.media.workers.n_jobs == 0)
     begun = trace.read_bytes()

@@ -294,11 +294,18 @@ async def test_a_request_that_is_still_prepared_at_its_deadline_ends_then(make):
 
 async def test_requests_prepared_while_the_sessions_close_do_not_start(make):
     bench = make()
-    prepare = bench.intake.processor.chat
-    bench.intake.processor.chat = lambda *a, **k: time.sleep(0.2) or prepare(*a, **k)
+    prepare, begun, may_prepare = bench.intake.processor.chat, threading.Event(), threading.Event()
+
+    def slow(*args, **options):
+        begun.set()
+        assert may_prepare.wait(20)
+        return prepare(*args, **options)
+
+    bench.intake.processor.chat = slow
     task = asyncio.ensure_future(answer(bench))
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(begun.wait, 20)
     bench.sessions.close()
+    may_prepare.set()
     with pytest.raises(Unavailable):
         await task
     bench.check_idle()

@@ -46,7 +46,7 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def at(port, environ=(), timeout_ms=300):
+def at(port, environ=(), timeout_ms=5000):
     return RespStore(f"redis://127.0.0.1:{port}?timeout_ms={timeout_ms}", ROOT, dict(environ))
 
 

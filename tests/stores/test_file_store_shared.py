@@ -97,10 +97,11 @@ def test_a_killed_writer_leaves_nothing(folder, n_alone):
 LIMIT = 1 << 20
 
 
-def _write_much(seed, folder):
+def _write_much(seed, folder, looked):
+    """Until twenty times the limit is written, and `looked` is set."""
     rng, store, left = random.Random(seed), FileStore(folder, ROOT if seed % 2 else OTHER, LIMIT), 20 * LIMIT
     block = memoryview(rng.randbytes(64_000))
-    while left > 0:
+    while left > 0 or not looked.is_set():
         names = chain(rng.randrange(10**9), rng.randrange(1, 50))
         names = [name._replace(key=bytes([name.number % 4]) + name.key[1:]) for name in names]  # few folders to look at
         sizes = [rng.choice([4033, 30_000, 50_000, 64_000]) for _ in names]
@@ -110,14 +111,18 @@ def _write_much(seed, folder):
 
 def test_the_limit_holds_at_every_moment_while_processes_write(folder):
     FileStore(folder, ROOT, LIMIT)
-    processes = [_context.Process(target=_write_much, args=(seed, folder), daemon=True) for seed in (1, 2)]
+    looked = _context.Event()
+    processes = [_context.Process(target=_write_much, args=(seed, folder, looked), daemon=True) for seed in (1, 2)]
     for process in processes:
         process.start()
     highest = n_looks = 0
+    end = time.monotonic() + 20
     while any(process.is_alive() for process in processes):
         with Folder(folder).locked():  # or files evicted while we look would count beside those in their place
             highest = max(highest, on_disk(folder))
         n_looks += 1
+        if (n_looks > 20 and highest > 0.9 * LIMIT) or time.monotonic() > end:
+            looked.set()
         time.sleep(0.005)
     assert [process.exitcode for process in processes] == [0, 0]
     assert 0.9 * LIMIT < highest <= LIMIT and n_looks > 20

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import time
 from contextlib import suppress
 
 import pytest
@@ -34,10 +33,12 @@ def test_a_host_without_an_address():
 def test_a_server_that_hangs_costs_one_timeout():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         store = at(listener.getsockname()[1], timeout_ms=150)
-        start = time.monotonic()
         with pytest.raises(StoreError, match="did not answer within 150 ms"):
             store.has([ONE])
-        assert time.monotonic() - start < 1
+        listener.settimeout(0)
+        listener.accept()
+        with pytest.raises(BlockingIOError):  # each try would connect
+            listener.accept()
 
 
 NONSENSE = {
@@ -55,7 +56,7 @@ NONSENSE = {
 @pytest.mark.parametrize("kind", NONSENSE)
 def test_nonsense_is_an_error_or_a_miss(kind):
     with answering(lambda command: NONSENSE[kind]) as port:
-        store = at(port)
+        store = at(port, timeout_ms=300)  # zeros have no end; any error will do
         for call in (lambda: store.has([ONE]), lambda: got(store, [ONE]), lambda: store.touch([ONE])):
             try:
                 assert call() == [False]

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from hydrainfer.core import DeadlineExceeded, MediaError, RequestTooLarge, Unavailable
 from hydrainfer.processor import Fetcher, FetchLimits, Wanted
@@ -178,11 +179,13 @@ async def test_a_name_that_is_not_resolved_keeps_its_slot_until_its_thread_ends(
     (tmp_path / "x.png").write_bytes(b"abc")
     async with website({"/x": ok(b"abc")}) as site:
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-        fetcher = Fetcher(FetchLimits(n_parallel=2, connect_s=0.1, roots=(tmp_path,)), network=site.network)
+        limits = FetchLimits(n_parallel=2, connect_s=0.1, roots=(tmp_path,))
+        fetcher = Fetcher(limits, network=site.network)
         for i in range(2):
             with pytest.raises(DeadlineExceeded) as e:
                 await fetcher.get(f"http://{i}.slow.example/x", PICTURE, "p")
             assert e.value.code == "media_timeout"
+        fetcher.limits = replace(limits, connect_s=20.0)
         others = [asyncio.ensure_future(fetcher.get(u, PICTURE, "p")) for u in (A, f"file://{tmp_path}/x.png")]
         assert not (await asyncio.wait(others, timeout=0.3))[0]
         answered.set()

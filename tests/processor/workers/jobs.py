@@ -23,9 +23,11 @@ def echo(part, *args):
     return (Encodable(MediaItem(len(part.source)), part.source[:32], np.frombuffer(part.source, np.uint8)),)
 
 
-def nap(part, seconds, trace=None):
+def nap(part, until, trace):
+    """Until there is a file of that name, if any."""
     _write(trace, part.source + b"\n")
-    time.sleep(seconds)
+    while until is not None and not os.path.exists(until):
+        time.sleep(0.01)
     return echo(part)
 
 

@@ -16,14 +16,23 @@ def test_a_load_says_that_it_goes_on(monkeypatch):
     """Also before the first request, while a server starts, and between two runs."""
     monkeypatch.setattr(ticking, "EVERY_S", 0.2)
     console = Console(file=io.StringIO(), width=200)
+
+    def told():
+        return [re.sub(r"( \(|, ).*", "", line) for line in console.file.getvalue().splitlines()]
+
+    def wait_for(line):
+        end = time.monotonic() + 20
+        while line not in told():
+            assert time.monotonic() < end, told()
+            time.sleep(0.01)
+
     with Shown(console, None) as watch:
-        time.sleep(0.5)
+        wait_for("preparing")
         watch.begins("server", "at 5/s", 40)
-        time.sleep(0.5)
+        wait_for("server  at 5/s: 0 of 40")
         watch.ended("server", None)
-        time.sleep(0.5)
-    told = [re.sub(r"( \(|, ).*", "", line) for line in console.file.getvalue().splitlines()]
-    assert list(dict.fromkeys(told)) == [
+        wait_for("between two runs")
+    assert list(dict.fromkeys(told())) == [
         "preparing",
         "server  at 5/s: 40 requests",
         "server  at 5/s: 0 of 40",
