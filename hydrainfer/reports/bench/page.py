@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from hydrainfer.judging import Proportion
+from hydrainfer.reports.bench.failures import n_failed_of
 from hydrainfer.reports.bench.tables import conclusions, with_interval
 from hydrainfer.reports.bench.verdict import answer
 from hydrainfer.reports.drawing import (
@@ -24,7 +26,7 @@ from hydrainfer.reports.drawing import (
     stacked,
     table,
 )
-from hydrainfer.workload.results import PARTS, BenchResult, Run, Server, by_rate
+from hydrainfer.workload.results import LIMITS, PARTS, BenchResult, Run, Server, by_rate
 
 MAX_CDF_RATES = 3
 FLOOR_S = 1e-4  # start of a logarithmic axis: shorter times are of tokens that came in one read
@@ -194,44 +196,61 @@ def _distributions(result: BenchResult, colours: dict[str, str]) -> Iterator[str
 
 
 def _breakdowns(result: BenchResult) -> Iterator[str]:
+    """The mean time of each part in the first round, and what made requests miss in all rounds."""
     bars = []
-    rows = []
     for server in result.servers:
-        timed = [run for run in result.runs if run.server == server.name and run.breakdown and run.round == 0]
-        for run in timed:
-            b = run.breakdown
-            assert b is not None
-            bars.append(Bar(f"{server.name}, {run.arrivals}", [b.mean_s[part] * 1e3 for part in PARTS]))
-            blame = [
-                "; ".join(f"{escape(part.replace('_', ' '))} {n}" for part, n in counts.items()) or "–"
-                for counts in (b.ttft_blame, b.tpot_blame, b.e2e_blame)
+        for run in result.runs:
+            if run.server == server.name and run.round == 0 and run.breakdown is not None:
+                means = [run.breakdown.mean_s[part] * 1e3 for part in PARTS]
+                bars.append(Bar(f"{server.name}, {run.arrivals}", means))
+    if bars:
+        names = [part.replace("_", " ") for part in PARTS]
+        yield (
+            "<h2>Where the time of a request went</h2>"
+            + legend(names, PART_COLOURS)
+            + stacked("mean latency by part", "ms", bars, names, PART_COLOURS)
+        )
+        yield "<p class=sub>Means of the first round, by the server; <i>outside</i> is what it does not see.</p>"
+    if result.slo and any(run.breakdown or n_failed_of(run.report) for run in result.runs):
+        yield "<h2>Which stage made requests miss</h2>" + _blamed(result)
+        yield (
+            "<p class=sub>Of all rounds. The part that is blamed took longest beyond its time without load; a request "
+            "that failed misses without a part to blame.</p>"
+        )
+
+
+def _blamed(result: BenchResult) -> str:
+    """A table of the parts to blame for each limit, and of the requests that failed, summed over the rounds."""
+    loads: dict[tuple[str, str], list[Run]] = {}
+    for server in result.servers:
+        for run in result.runs:
+            if run.server == server.name and (run.breakdown or n_failed_of(run.report)):
+                loads.setdefault((server.name, run.arrivals), []).append(run)
+    rows = []
+    for (name, arrivals), runs in loads.items():
+        breakdowns = [run.breakdown for run in runs if run.breakdown is not None]
+        blame = [_summed(getattr(b, f"{limit}_blame") for b in breakdowns) for limit in LIMITS]
+        counts = _summed(b.counts for b in breakdowns)
+        rows.append(
+            [
+                escape(name),
+                escape(arrivals),
+                *("; ".join(f"{escape(part.replace('_', ' '))} {n}" for part, n in c.items()) or "–" for c in blame),
+                str(sum(n_failed_of(run.report) for run in runs)),
+                str(counts.get("n_migrations", 0)),
+                str(counts.get("n_preemptions", 0)),
             ]
-            moved = b.counts.get("n_migrations", 0)
-            rows.append(
-                [escape(server.name), escape(run.arrivals), *blame, str(moved), str(b.counts.get("n_preemptions", 0))]
-            )
-    if not bars:
-        return
-    names = [part.replace("_", " ") for part in PARTS]
-    yield (
-        "<h2>Where the time of a request went</h2>"
-        + legend(names, PART_COLOURS)
-        + stacked("mean latency by part", "ms", bars, names, PART_COLOURS)
-    )
-    yield "<p class=sub>Means of the first round, by the server; <i>outside</i> is what it does not see.</p>"
-    if result.slo:
-        yield "<h2>Which stage made requests miss</h2>"
-        head = [
-            "deployment",
-            "arrivals",
-            "missed TTFT because of",
-            "missed TPOT because of",
-            "missed E2E because of",
-            "migrations",
-            "preemptions",
-        ]
-        yield table(head, rows, n_left=5)
-        yield "<p class=sub>The part that is blamed took longest beyond its time without load.</p>"
+        )
+    missed = [f"missed {limit.upper()} because of" for limit in LIMITS]
+    return table(["deployment", "arrivals", *missed, "failed", "migrations", "preemptions"], rows, n_left=5)
+
+
+def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The sum of the counts, largest first."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total.most_common())
 
 
 def _runs(result: BenchResult) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from hydrainfer.reports.bench.failures import failures_of, main_kind, n_failed_of
 from hydrainfer.reports.bench.verdict import interval, surely_less
 from hydrainfer.reports.drawing import ms
 from hydrainfer.workload.results import LIMITS, NOISY_CORES, PARTS, BenchResult, Percentiles, Run, by_rate
@@ -30,6 +31,7 @@ def conclusions(result: BenchResult) -> list[str]:
     if not result.goodput:
         findings += _unsettled(result)
     findings += _breaking(result)
+    findings += failures_of(result)
     findings += _ranking(result)
     late = sum(run.client_late for run in result.runs)
     if late:
@@ -67,26 +69,39 @@ def _unsettled(result: BenchResult) -> Iterator[str]:
 
 
 def _breaking(result: BenchResult) -> Iterator[str]:
-    """For each server, what makes most requests miss at the lowest rate at which too many do."""
+    """For each server, what makes most requests miss at the lowest rate at which too many do: a part of their time, or
+    that they failed."""
     for name, goodput in result.goodput.items():
-        over = [
-            run
-            for runs in by_rate(result.runs, name).values()
-            for run in runs
-            if run.breakdown and run.attainment and run.attainment.met.share < goodput.target
-        ]
-        if not over:
+        run = next((run for run in _by_ascending_rate(result, name) if _breaks(run, goodput.target)), None)
+        if run is None:
             continue
-        run = over[0]
-        b = over[0].breakdown
-        assert b is not None and run.attainment is not None
-        blamed = [(n, what, part) for what in LIMITS for part, n in getattr(b, f"{what}_blame").items()]
-        if blamed:
-            n, what, part = max(blamed)
-            missed = run.attainment.met.n - run.attainment.met.n_met
-            part = part.replace("_", " ")
-            blame = f"{n} of {missed} misses are {what.upper()} because of it"
-            yield f"{name} breaks first at {part}: at {run.arrivals}, {blame}."
+        assert run.attainment is not None
+        n_missed = run.attainment.met.n - run.attainment.met.n_met
+        blamed = [
+            (n, what, part)
+            for what in LIMITS
+            for part, n in (getattr(run.breakdown, f"{what}_blame").items() if run.breakdown else ())
+        ]
+        n, what, part = max(blamed, default=(0, "", ""))
+        n_failed = n_failed_of(run.report)
+        if n_failed > n:
+            why = f"{n_failed} of {n_missed} misses have no answer"
+            yield f"{name} breaks first by failing, most requests {main_kind(run)}: at {run.arrivals}, {why}."
+        elif n:
+            blame = f"{n} of {n_missed} misses are {what.upper()} because of it"
+            yield f"{name} breaks first at {part.replace('_', ' ')}: at {run.arrivals}, {blame}."
+
+
+def _by_ascending_rate(result: BenchResult, server: str) -> Iterator[Run]:
+    for runs in by_rate(result.runs, server).values():
+        yield from runs
+
+
+def _breaks(run: Run, target: float) -> bool:
+    """Whether too many requests of a run miss the SLO, for a reason that is known."""
+    if run.attainment is None or run.attainment.met.share >= target:
+        return False
+    return run.breakdown is not None or n_failed_of(run.report) > 0
 
 
 def _ranking(result: BenchResult) -> Iterator[str]:
