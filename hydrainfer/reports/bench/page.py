@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from hydrainfer.judging import Proportion
+from hydrainfer.judging import Goodput, Proportion
 from hydrainfer.reports.bench.failures import n_failed_of
 from hydrainfer.reports.bench.tables import conclusions, with_interval
-from hydrainfer.reports.bench.verdict import answer
+from hydrainfer.reports.bench.verdict import answer, is_too_short, unsure_rate
 from hydrainfer.reports.drawing import (
     COLOURS,
     Axis,
@@ -121,17 +121,20 @@ def _attainment(result: BenchResult, colours: dict[str, str]) -> str:
         series = []
         for server in result.servers:
             points = []
+            goodput = result.goodput.get(server.name)
+            steady = dict(goodput.curve) if goodput is not None and what == "met" else {}
             for rate, runs in by_rate(result.runs, server.name).items():
                 p = _pooled(runs, what)
+                long_run = steady.get(rate, p)
                 if p.n:
-                    points.append(Point(rate, p.share, p.low, p.high))
+                    points.append(Point(rate, p.share, min(p.low, long_run.low), max(p.high, long_run.high)))
             series.append(PlotSeries(server.name, colours[server.name], points))
         y = Axis(title, 0.0, 1.0, limit=_target(result) if what == "met" else None, percent=True)
         figures.append(f"<div><h3>{escape(title)}</h3>{lines(title, x, y, series)}</div>")
     names = legend(list(colours), list(colours.values()))
     note = (
         f"<p class=sub>Dashed: {_target(result) * 100:g} %. Vertical bars: Wilson intervals, 95 %, widened for "
-        "requests that share a queue.</p>"
+        "requests that share a queue, and where runs were too short for their queue.</p>"
     )
     return figures[0] + f"<div>{names}{_goodputs(result)}{note}</div>" + "".join(figures[1:])
 
@@ -145,10 +148,19 @@ def _goodputs(result: BenchResult) -> str:
     rows = []
     for name, g in result.goodput.items():
         low = "0" if g.low is None else f"{g.low:.4g}"
-        high = "not reached" if g.high is None else f"{g.high:.4g}"
+        high = _surely_below(g)
         rows.append([escape(name), f"{g.rate_per_s:.4g}", low, high])
     head = ["deployment", "goodput, /s", f"surely ≥ {_target(result) * 100:g} %", "surely below"]
     return table(head, rows) if rows else ""
+
+
+def _surely_below(goodput: Goodput) -> str:
+    if goodput.high is not None:
+        return f"{goodput.high:.4g}"
+    unsure = unsure_rate(goodput)
+    if unsure is None:
+        return "not reached"
+    return f"not certain ({unsure:.4g} tried)"
 
 
 def _shared_rates(result: BenchResult) -> list[str]:
@@ -257,14 +269,13 @@ def _runs(result: BenchResult) -> str:
     rows = []
     for run in result.runs:
         r = run.report
-        a = run.attainment
         rows.append(
             [
                 escape(run.server),
                 escape(run.arrivals) + (" (client late)" if run.client_late else ""),
                 str(run.seed),
                 f"{r.n_ok}/{r.n_requests}",
-                percent(a.met.share) if a else "–",
+                _met(run),
                 with_interval(r.ttft_s, "p50"),
                 with_interval(r.ttft_s, "p90"),
                 with_interval(r.tpot_s, "p50"),
@@ -288,7 +299,18 @@ def _runs(result: BenchResult) -> str:
         "client late p99",
         "cores of others",
     ]
-    return f"<div class=whole>{table(head, rows, n_left=2)}</div>"
+    note = ""
+    if any(map(is_too_short, result.runs)):
+        note = "<p class=sub>?: the run by itself is too short to judge its rate.</p>"
+    return f"<div class=whole>{table(head, rows, n_left=2)}</div>{note}"
+
+
+def _met(run: Run) -> str:
+    if run.attainment is None:
+        return "–"
+    if is_too_short(run):
+        return f"{percent(run.attainment.met.share)} ?"
+    return percent(run.attainment.met.share)
 
 
 def _repeat(result: BenchResult) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from hydrainfer.reports.bench.failures import failures_of, main_kind, n_failed_of
-from hydrainfer.reports.bench.verdict import interval, surely_less
+from hydrainfer.reports.bench.verdict import interval, is_too_short, surely_less
 from hydrainfer.reports.drawing import ms
 from hydrainfer.workload.results import LIMITS, NOISY_CORES, PARTS, BenchResult, Percentiles, Run, by_rate
 
@@ -59,13 +59,14 @@ def _unsettled(result: BenchResult) -> Iterator[str]:
     """A sentence for each run whose attainment is not that of the steady state."""
     for run in result.runs:
         a = run.attainment
-        if a is not None and run.rate_per_s is not None and (a.grows or a.n_wanted > a.met.n):
-            why = (
-                "a queue grew until the end: the server does not carry this rate"
-                if a.grows
-                else f"{a.met.n} requests are too few to judge this rate; use --requests {a.n_wanted} or more"
-            )
-            yield f"{run.server} at {run.arrivals}: {why}."
+        if a is None or run.rate_per_s is None:
+            continue
+        where = f"{run.server} at {run.arrivals}"
+        if a.grows:
+            yield f"{where}: a queue grew until the end: the server does not carry this rate."
+        elif is_too_short(run):
+            wanted = f"use --requests {a.n_wanted} or more"
+            yield f"{where}: {a.met.n} requests are too few to judge this rate; {wanted}."
 
 
 def _breaking(result: BenchResult) -> Iterator[str]:
@@ -129,7 +130,10 @@ def tables_of(result: BenchResult) -> Iterator[Table]:
 
 
 def _runs(result: BenchResult) -> Table:
-    table = Table(title="milliseconds; attainment with its 95 % interval")
+    title = "milliseconds; attainment with its 95 % interval"
+    if any(map(is_too_short, result.runs)):
+        title += "; ?: by itself too short to judge the rate"
+    table = Table(title=title)
     several = len(result.servers) > 1
     heads = ["answered", "attainment", "TTFT p50", "p90", "p99", "TPOT p50", "ITL p99", "tokens/s"]
     for name in ("server", "arrivals") if several else ("arrivals",):
@@ -142,6 +146,8 @@ def _runs(result: BenchResult) -> Table:
         attained = "–"
         if a:
             attained = f"{a.met.share * 100:.1f} % ({a.met.low * 100:.0f}–{a.met.high * 100:.0f})"
+        if is_too_short(run):
+            attained += " ?"
         numbers = [ms(getattr(r.ttft_s, p) if r.ttft_s else None) for p in ("p50", "p90", "p99")]
         numbers += [ms(r.tpot_s.p50 if r.tpot_s else None), ms(r.itl_s.p99 if r.itl_s else None)]
         arrivals = run.arrivals + (" late" if run.client_late else "")

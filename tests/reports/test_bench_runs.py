@@ -1,13 +1,15 @@
-"""Requests that a server refused are part of the conclusion and of the page."""
+"""What runs say: which requests a server refused, what made requests miss, and which runs are too short."""
 
+import io
 import re
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from hydrainfer.config import Slo
-from hydrainfer.judging import Goodput
-from hydrainfer.reports.bench import conclusions, page_of
+from hydrainfer.judging import Goodput, Proportion
+from hydrainfer.reports.bench import conclusions, page_of, tables_of
 from hydrainfer.workload.client import Failure, FailureKind, LoadResult, RequestRecord
 from hydrainfer.workload.client.sse import Usage
 from hydrainfer.workload.results import BenchResult, Reference, Server, run_of
@@ -98,3 +100,38 @@ def test_the_page_sums_what_made_requests_miss_over_the_rounds():
     assert "Of all rounds." in blamed
     refused = page_of(result(run(0, 0, 9)))
     assert "Which stage made requests miss" in refused and "Where the time" not in refused
+
+
+def shown(found):
+    console = Console(width=150, record=True, file=io.StringIO())
+    for table in tables_of(found):
+        console.print(table)
+    return console.export_text()
+
+
+def test_a_run_that_is_too_short_for_its_queue_is_marked():
+    judged = run(10, 10, 0)
+    short, long, grown = (
+        msgspec.structs.replace(judged, attainment=msgspec.structs.replace(judged.attainment, n_wanted=n, grows=grows))
+        for n, grows in ((500, False), (20, False), (500, True))
+    )
+    assert "50.0 % (30–70) ?" in shown(result(short)) and "?: by itself too short" in shown(result(short))
+    assert "?" not in shown(result(long, grown))
+    assert "50.0 % ?</td>" in page_of(result(short)) and "50.0 % ?" not in page_of(result(long, grown))
+
+
+def error_bar(goodput):
+    """The length of the bar of the one rate in the figure of attainment."""
+    page = page_of(result(run(10, 10, 0), goodput={"server": goodput}))
+    figure = re.search(r"<h3>SLO met</h3>(.*?)</svg>", page, re.DOTALL)[1]
+    ((low, high),) = re.findall(r'opacity=".6" d="M[0-9.]+ ([0-9.]+)V([0-9.]+)"', figure)
+    return float(low) - float(high)
+
+
+def test_the_figure_of_attainment_has_the_wider_interval():
+    """That of the long run, by which a rate is judged, where the run is too short for its queue."""
+    curve = ((150.0, Proportion.of(10, 20, 1.0)),)
+    wide = Goodput(rate_per_s=50.0, low=40.0, high=None, target=0.9, curve=curve)
+    narrow = msgspec.structs.replace(wide, curve=())
+    assert error_bar(wide) > error_bar(narrow)
+    assert "not certain (150 tried)" in page_of(result(run(10, 10, 0), goodput={"server": wide}))
