@@ -18,8 +18,8 @@ from hydrainfer.planner.search.usage import RoleUse
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One layout. `goodput`: requests per second within the SLO, between `goodput_low` and `goodput_high` (95 %); None
-    if the search stopped when it was certain that the layout is not the best, and then only the upper limit
-    `goodput_high` is known. `ttft_p90`, `tpot_p90` (of a request's mean interval) and `interval_p90` (of the interval
+    if the search stopped with nothing but the upper limit `goodput_high`: certain if `limit` is "bound", else what one
+    short run did not carry. `ttft_p90`, `tpot_p90` (of a request's mean interval) and `interval_p90` (of the interval
     that the SLO's share of a request's intervals do not exceed): in seconds, at the goodput. `request_cost`,
     `million_cost`: price of a request and of a million answer tokens there, if the price of devices is known;
     `request_wh`: energy of a request with boards at their power limit. `limited_by`: why the layout carries no more, in

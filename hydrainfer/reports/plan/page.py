@@ -109,7 +109,7 @@ def _goodput(plan: LayoutPlan) -> Iterator[str]:
         dashed = f" Dashed line: {epd.layout}, which splits nothing."
     pale = ""
     if _has_pale(rows):
-        pale = " Pale: not measured to the end, as it is less than that for certain."
+        pale = " Pale: not measured to the end; an upper limit is all that is known."
     less = ""
     if len(rows) > 1 and rows[0].goodput:
         less = " At the right: how much less than the best."
