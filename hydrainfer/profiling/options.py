@@ -118,8 +118,6 @@ def check_flags(q: Profile) -> None:
     `--out` cannot be a folder."""
     if not q.devices:
         raise ConfigError("give --devices N, the number to plan for, or --clusters FILE", param="devices")
-    if q.out is not None:
-        check_out(q.out)
     times = "--hardware" if q.hardware is not None else "--cost-model" if q.cost_model is not None else None
     for name, given in (("save-cost-model", q.save_cost_model), ("measure-minutes", q.measure_minutes)):
         if given is not None and times is not None:
@@ -139,3 +137,5 @@ def check_flags(q: Profile) -> None:
         )
     if q.grid and q.out is None and not q.json:
         raise ConfigError("--grid is for the page and the JSON: give --out DIR or --json as well", param="grid")
+    if q.out is not None:
+        check_out(q.out)
