@@ -112,7 +112,8 @@ def _best(asked: ProfileSetup, console: Console, only: Sequence[str]) -> str:
     text = winners_file(plan, study, asked, only)
     best = plan.choice
     if text is None or best is None:
-        raise ConfigError(f"no layout carries anything of {plan.workload['dataset']} within {plan.slo}", param="slo")
+        why = plan.impossible or f"no layout carries anything of {plan.workload['dataset']} within {plan.slo}"
+        raise ConfigError(why, param="slo")
     console.print(
         f"planned {best.layout}, of {len(plan.layouts)} layouts: {best.goodput:.3g} requests/s of "
         f"{plan.workload['dataset']} within {plan.slo}; why it carries no more: {best.why}",

@@ -7,9 +7,11 @@ from statistics import fmean, pvariance
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from hydrainfer.builtin import MODEL
 from hydrainfer.cache import TOKENS_PER_RUNNING, tokens_in
+from hydrainfer.cli import app
 from hydrainfer.config import read_layout
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.costs import read_cost_file
@@ -18,6 +20,7 @@ from hydrainfer.planner.search import LayoutPlan, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.options import Profile, ProfileQuestion, check_flags
 from hydrainfer.profiling.question import prepare
+from hydrainfer.reports.plan.page import plan_page
 from hydrainfer.reports.plan.tables import conclusions
 
 pytestmark = pytest.mark.cpu
@@ -177,6 +180,9 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_planned(tmp_path)
         with pytest.raises(ConfigError, match="file is a file, not a folder"):
             check_flags(Profile(model="llava-1.5-7b", devices=2, out=out))
     check_flags(Profile(model="llava-1.5-7b", devices=2, out=tmp_path / "new" / "plan"))
+    assert (tmp_path / "new" / "plan").is_dir()
+    with pytest.raises(ConfigError, match="--out /proc/x: cannot be made: "):
+        check_flags(Profile(model="llava-1.5-7b", devices=2, out=Path("/proc/x")))
 
 
 def test_weights_in_8_bits_are_measured_counted_and_served():
@@ -200,8 +206,19 @@ def test_weights_in_8_bits_are_measured_counted_and_served():
     ],
 )
 def test_an_impossible_slo_names_the_stage_and_the_best(slo, said):
-    with pytest.raises(ConfigError, match=said):
-        answered(slo=slo)
+    _, plan, _ = answered(slo=slo)
+    assert plan.layouts == () and plan.best is None and re.match(said, plan.impossible)
+    assert conclusions(plan)[0].startswith(f"Nothing meets the SLO ({plan.slo}, for 90 % of the requests): ")
+    assert re.search(said, conclusions(plan)[0]) and plan_page(plan)
+
+
+def test_nothing_that_meets_the_slo_is_an_answer_too():
+    question = ["builtin", "--devices", "1", "--cost-model", str(FAST), "--requests", "20", "--slo", "ttft=1e-6"]
+    result = CliRunner().invoke(app, ["profile", *question, "--json"])
+    assert result.exit_code == 1
+    plan = msgspec.json.decode(result.stdout, type=LayoutPlan)
+    assert plan.layouts == () and "TTFT ≤ 0.001 ms is impossible" in plan.impossible
+    assert "Nothing meets the SLO" in result.stderr and "layout" not in result.stderr
 
 
 def test_a_model_that_does_not_fit(tmp_path):

@@ -159,6 +159,7 @@ def test_the_measured_engine_is_the_one_that_will_serve(monkeypatch):
         ({"layout": "1EPD", "devices": 2, "token_budget": "auto"}, "--devices is for --layout auto"),
         ({"layout": "configs/layouts/1epd.yaml", "token_budget": "auto"}, "not a file"),
         ({"layout": "auto", "devices": 2, "cost_model": FAST, "device": "emulated"}, "give the SLO"),
+        ({**EMULATED, "layout": "auto", "devices": 1, "slo": "ttft=0.0001"}, "TTFT ≤ 0.1 ms is impossible"),
         ({"token_budget": "many"}, "token_budget"),
     ],
 )

@@ -387,6 +387,8 @@ def _nothing(plan: LayoutPlan) -> str:
     tried = [(a, row) for row in plan.layouts for a in row.attempts]
     slo = str(plan.slo)
     share = f"{plan.target * 100:g} % of the requests"
+    if plan.impossible:
+        return f"Nothing meets the SLO ({slo}, for {share}): {plan.impossible}."
     where = ""
     if plan.rate is not None:
         where = f" at {said(plan.rate)} requests/s"
