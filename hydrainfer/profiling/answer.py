@@ -42,6 +42,7 @@ from hydrainfer.planner.search import (
     why_impossible,
 )
 from hydrainfer.profiling.question import ProfileSetup
+from hydrainfer.profiling.traces import fewer_than_usual
 from hydrainfer.version import __version__
 
 _WIDE = 0.2  # relative width of an interval beyond which the plan has a note
@@ -274,6 +275,8 @@ def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str
             f"These numbers include the {server_ms:.3g} ms of the same cores that the server takes for each request, "
             "but no client on this machine."
         )
+    if fewer := fewer_than_usual(asked.question, len(asked.inputs.trace)):
+        yield fewer
     if crowded := _crowded(asked, n_devices):
         yield crowded
     if not asked.servable:

@@ -16,7 +16,7 @@ from hydrainfer.families import read_config
 from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.measuring import measurer
-from hydrainfer.profiling.options import REQUESTS, ProfileQuestion
+from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.profiling.progress import shown
 from hydrainfer.profiling.question import ProfileSetup, prepare
 
@@ -157,7 +157,6 @@ def _question(config: ServeConfig, n_devices: int) -> ProfileQuestion:
         dtype=None if dtype == "auto" else dtype,
         quantization=config.quantization,
         workload=workload,
-        requests=REQUESTS,
         slo=config.slo or "",
         drafts=config.drafts if Guessing.of(config.drafts, config.max_drafts) else "off",
         max_drafts=config.max_drafts,

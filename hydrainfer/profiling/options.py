@@ -16,7 +16,7 @@ _WHAT, _HOW, _HERE, _OUT = "What to plan for", "How it is searched", "This machi
 
 
 REQUESTS = 1000
-"""The requests of the first run at a rate, by default."""
+"""The requests of the first run at a rate, by default, if the workload has as many."""
 
 
 class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,10 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     store_gib_per_s: Annotated[
         float | None, flag(_WHAT, "How fast an instance reads from it; default: measured, if it is there.")
     ] = None
-    requests: Annotated[int, flag(_HOW, "Requests in the simulated trace.", ge=1)] = REQUESTS
+    requests: Annotated[
+        int | None,
+        flag(_HOW, f"Requests in the simulated trace; default: {REQUESTS}, or all that a recording has.", ge=1),
+    ] = None
     seed: Annotated[int, flag(_HOW, "Of the trace.", ge=0)] = 0
 
 

@@ -22,6 +22,7 @@ from hydrainfer.profiling.options import Profile, ProfileQuestion, check_flags
 from hydrainfer.profiling.question import prepare
 from hydrainfer.reports.plan.page import plan_page
 from hydrainfer.reports.plan.tables import conclusions
+from hydrainfer.workload.sources import ChatRequest, Recording, write_recording
 
 pytestmark = pytest.mark.cpu
 FAST = Path("configs/costs/fast.yaml")
@@ -210,6 +211,19 @@ def test_an_impossible_slo_names_the_stage_and_the_best(slo, said):
     assert plan.layouts == () and plan.best is None and re.match(said, plan.impossible)
     assert conclusions(plan)[0].startswith(f"Nothing meets the SLO ({plan.slo}, for 90 % of the requests): ")
     assert re.search(said, conclusions(plan)[0]) and plan_page(plan)
+
+
+def test_a_short_recording_is_planned_with_all_it_has(tmp_path):
+    chats = tuple(ChatRequest(text="why?", max_tokens=4) for _ in range(39))
+    write_recording(tmp_path / "r.jsonl", Recording(dataset="d", chats=chats))
+    short = {"model": "builtin", "devices": 1, "hardware": None, "cost_model": FAST, "workload": f"{tmp_path}/r.jsonl"}
+    question, plan, _ = answered(**short, requests=None)
+    assert len(question.inputs.trace) == plan.requests == 39
+    assert "Planned with all 39 requests that the workload has" in " ".join(plan.notes)
+    assert not any("Planned with all" in note for note in answered(**short, requests=20)[1].notes)
+    with pytest.raises(ConfigError, match=r"r\.jsonl has 39 requests, 40 are needed; record more"):
+        asked(**short, requests=40)
+    assert len(asked(requests=None).inputs.trace) == 1000
 
 
 def test_nothing_that_meets_the_slo_is_an_answer_too():

@@ -46,7 +46,7 @@ def answers(loaded):
 @pytest.fixture
 def short_plans(monkeypatch):
     """Plans of few requests: what is planned is served as well, whatever it is."""
-    monkeypatch.setattr("hydrainfer.profiling.auto.REQUESTS", 100)
+    monkeypatch.setattr("hydrainfer.profiling.traces.REQUESTS", 100)
 
 
 @pytest.mark.usefixtures("short_plans")
