@@ -56,7 +56,7 @@ class Hub:
         self._side = side
         self._mesh = mesh
         self._clock = clock
-        self._keeper = Keeper(launcher, clock, self._wake, mesh.watch, mesh.unwatch)
+        self._keeper = Keeper(launcher, clock, mesh.wake, mesh.watch, mesh.unwatch)
         self._plans: Sequence[NodePlan] = ()
         self.address = mesh.address
         self._pixels = pixels
@@ -86,8 +86,7 @@ class Hub:
     def cancel(self, request_ids: list[str]) -> None:
         with self._lock:
             self._side.lives.cancel(request_ids, self._clock())
-        if not self._over:
-            self._mesh.wake()
+        self._mesh.wake()
 
     def stats(self) -> InstanceStats:
         stats = total([i.stats for i in self.instances() if i.stats is not None])
@@ -196,10 +195,6 @@ class Hub:
 
     def _settled(self) -> bool:
         return bool(self._failed) or len(self.facts) == len(self._plans) or self.lost() is not None
-
-    def _wake(self) -> None:
-        if not self._over:
-            self._mesh.wake()
 
     # ---- the loop
 

@@ -38,6 +38,18 @@ class Keys(msgspec.Struct, frozen=True):
         return cls(public.decode(), secret.decode())
 
 
+class _Bell:
+    """An eventfd, which is closed once nobody refers to it: whoever is about to write to it keeps it open."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class Mesh:
     """One endpoint. All methods but `wake` are called on one thread. `bind`: the address at which it receives; a tcp
     port may be `*`. Raises `ConfigError` if the address cannot be bound or needs `keys`."""
@@ -51,8 +63,9 @@ class Mesh:
         self._peers: dict[str, zmq.Socket] = {}
         self._poller = zmq.Poller()
         self._gate = self._open_gate() if keys is not None else None
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller.register(self._wake, zmq.POLLIN)
+        self._bell: _Bell | None = _Bell()
+        self._wake_fd = self._bell.fd
+        self._poller.register(self._wake_fd, zmq.POLLIN)
         try:
             self._socket = self.listen(zmq.PULL, bind)
         except BaseException:
@@ -116,8 +129,8 @@ class Mesh:
         ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         if not ready and timeout_s is not None:
             time.sleep(timeout_s % 0.001)  # the rest: a poll counts whole milliseconds
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
+        if self._wake_fd in ready:
+            os.eventfd_read(self._wake_fd)
         if self._gate is not None and self._gate in ready:
             self._admit(self._gate)
 
@@ -138,13 +151,15 @@ class Mesh:
             yield parts[0] if len(parts) == 1 else b"".join(parts)
 
     def wake(self) -> None:
-        """Make `poll` return. May be called from any thread."""
-        os.eventfd_write(self._wake, 1)
+        """Make `poll` return. May be called from any thread, also after `close`, when it does nothing."""
+        bell = self._bell
+        if bell is not None:
+            os.eventfd_write(bell.fd, 1)
 
     def close(self) -> None:
         """Close the sockets; messages not yet sent get half a second to leave."""
         self._context.destroy(linger=_LAST_WORDS_MS)
-        os.close(self._wake)
+        self._bell = None  # its descriptor is closed now or, if another thread is in `wake`, after that
 
     # ---- authentication
 

@@ -8,13 +8,15 @@ import logging
 import os
 import resource
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydrainfer.core import Grammar, InvalidRequest
+from hydrainfer.core import Grammar, InvalidRequest, shutting_down
 from hydrainfer.grammar import library
 from hydrainfer.grammar.bounds import KEPT, KEPT_BYTES, NICENESS, TrialBounds
 from hydrainfer.grammar.trials import Trials
@@ -24,10 +26,11 @@ logger = logging.getLogger(__name__)
 
 class CompiledGrammar(NamedTuple):
     """`matcher`: the `LLMatcher` at its start, which is shared, so copy it before use. `n_bytes`: the memory that it
-    takes, roughly."""
+    takes, roughly. `took_s`: the time to compile it."""
 
     matcher: Any
     n_bytes: int
+    took_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -58,7 +61,9 @@ class Grammars:
         for it has been cancelled, the trial ends. Raises `InvalidRequest` if the grammar cannot be compiled, or what
         `Trials.run` raises."""
         if not self._has(grammar) and (error := await self._tried(grammar)):
-            self._entry(grammar)[0].set_result(error)
+            future, mine = self._entry(grammar)
+            if mine:
+                future.set_result(error)
         found = await asyncio.shield(asyncio.wrap_future(self.expect(grammar)))
         if isinstance(found, str):
             raise _invalid(found)
@@ -88,6 +93,14 @@ class Grammars:
         """Whether a grammar, which has passed `check`, is compiled. If not, this begins in the background."""
         return self.expect(grammar).done()
 
+    def forget(self, grammar: Grammar, full: CompiledGrammar) -> None:
+        """Have a grammar compiled anew when it is next asked for. `full`: the one whose tables, which all copies share,
+        have reached their limits."""
+        with self._lock:
+            future = self._kept.get(grammar)
+            if future is not None and future.done() and future.exception() is None and future.result() is full:
+                del self._kept[grammar]
+
     def warm(self) -> None:
         """Start the process for trials in the background."""
         self._trials.warm()
@@ -96,6 +109,11 @@ class Grammars:
         """End trials and what waits to be compiled. Safe to repeat."""
         self._trials.close()
         self._worker.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            unfinished = [future for future in self._kept.values() if not future.done()]
+        for future in unfinished:
+            with suppress(InvalidStateError):  # it was being compiled
+                future.set_exception(shutting_down())
 
     async def _tried(self, grammar: Grammar) -> str:
         """The error message of a trial, which all who wait for the same grammar share."""
@@ -134,23 +152,23 @@ class Grammars:
                 del self._kept[grammar]
 
     def _compile(self, grammar: Grammar, future: Future[CompiledGrammar | str]) -> None:
-        before = _used_bytes()
+        before, began_s = _used_bytes(), time.monotonic()
         try:
             matcher = library.compiled(self._tokenizer, grammar)
+            n_bytes = min(max(_used_bytes() - before, 0), TrialBounds().n_bytes)
+            found: CompiledGrammar | str = CompiledGrammar(matcher, n_bytes, time.monotonic() - began_s)
         except ValueError as e:
-            future.set_result(str(e))
-            return
+            found = str(e)
         except BaseException as e:
-            self._forget(grammar)
-            future.set_exception(e)
+            with self._lock:
+                self._kept.pop(grammar, None)
+            with suppress(InvalidStateError):
+                future.set_exception(e)
             raise
-        future.set_result(CompiledGrammar(matcher, min(max(_used_bytes() - before, 0), TrialBounds().n_bytes)))
+        with suppress(InvalidStateError):  # closed meanwhile
+            future.set_result(found)
         with self._lock:
             self._make_room()
-
-    def _forget(self, grammar: Grammar) -> None:
-        with self._lock:
-            self._kept.pop(grammar, None)
 
 
 def load_grammars(

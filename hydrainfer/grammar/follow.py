@@ -6,6 +6,7 @@ migration or the loss of an instance, it is computed again from the tokens.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
@@ -19,7 +20,9 @@ from hydrainfer.grammar.bounds import KEPT_BYTES
 from hydrainfer.grammar.compile import CompiledGrammar, Grammars
 from hydrainfer.grammar.library import plain
 
+_log = logging.getLogger(__name__)
 _KEPT = 256
+_SOON_S = 0.1  # a grammar that takes longer is not compiled again between two tokens, while all requests wait
 
 
 class Guided(NamedTuple):
@@ -130,13 +133,29 @@ class Follower:
                 found = ask(place)
                 if not place.matcher.is_error():
                     return found
-                self._places.pop(seq.id)
             except HydraError:
                 pass
+            self._places.pop(seq.id, None)
             return ()
 
     def _allow(self, guided: Guided, allowed: np.ndarray) -> Failure | None:
-        """Set the bits of the tokens that may come, [n_rows, bytes]. Returns why the request cannot go on, if so."""
+        """Set the bits of the tokens that may come, [n_rows, bytes]. Returns why the request cannot go on, if so. A
+        grammar's tables are shared and have limits, so others may have filled them: a failure of one request counts
+        only with tables of its own."""
+        failure, full = self._set(guided, allowed)
+        if full is not None:
+            self._grammars.forget(guided.grammar, full)
+            if full.took_s < _SOON_S:
+                allowed[:] = 0
+                failure, full = self._set(guided, allowed)
+                if full is not None:
+                    self._grammars.forget(guided.grammar, full)
+        if failure is not None and isinstance(failure.error, InternalError):
+            _log.error("%s: token %d of the answer is not of its grammar", guided.id, len(guided.produced))
+        return failure
+
+    def _set(self, guided: Guided, allowed: np.ndarray) -> tuple[Failure | None, CompiledGrammar | None]:
+        """As `_allow`, but with the tables as they are. Returns with a failure the grammar that has failed."""
         place, before = None, (0, 0)
         for n, bits in enumerate(allowed):
             produced = guided.produced
@@ -152,23 +171,25 @@ class Follower:
                     if n == 0:
                         before = place.place
                 elif not place.read(guided.drafts[n - 1]):
-                    _check(place)
+                    why = place.matcher.get_error()
+                    if why or _has(allowed[n - 1], guided.drafts[n - 1]):
+                        raise _too_complex(why)
                     allowed[n:] = 0xFF
                     break
                 found = place.matcher.compute_bitmask()[: len(bits)]
                 bits[: len(found)] = np.frombuffer(found, dtype=np.uint8)
-                if not found.strip(b"\0"):
+                if place.matcher.is_error() or not found.strip(b"\0"):  # after an error, it has the token of the end
                     raise _too_complex(place.matcher.get_error())
                 if guided.reasoning is not None and not produced:
                     opens = guided.reasoning.opens
                     bits[opens >> 3] |= 1 << (opens & 7)
             except HydraError as e:
-                self._places.pop(guided.id, None)
+                failed = self._places.pop(guided.id, None)
                 allowed[n:] = 0xFF
-                return Failure(n, e)
+                return Failure(n, e), None if failed is None else failed.grammar
         if place is not None and guided.drafts:
             place.back_to(before)
-        return None
+        return None, None
 
     def _make_room(self, n_rows: int) -> None:
         """Forget the positions used longest ago if there are too many or their grammars take too much memory, but not
@@ -195,10 +216,10 @@ class Follower:
         n_answer = len(guided.produced) - begin
         if place is None or place.n_read > n_answer:
             place = _MatcherState(self._grammars.compiled(guided.grammar), self._grammars.eos_ids)
+        self._places[guided.id] = place
         for token in guided.produced[begin + place.n_read :]:
             if not place.read(token):
                 raise _too_complex(place.matcher.get_error())
-        self._places[guided.id] = place
         return place
 
 
@@ -209,10 +230,8 @@ def _answer_begins(reasoning: Reasoning | None, produced: Sequence[int]) -> int 
     return produced.index(reasoning.closes) + 1 if reasoning.closes in produced else None
 
 
-def _check(place: _MatcherState) -> None:
-    """Raises `HydraError` if the grammar has become too complex."""
-    if why := place.matcher.get_error():
-        raise _too_complex(why)
+def _has(bits: np.ndarray, token: int) -> bool:
+    return bool(bits[token >> 3] >> (token & 7) & 1)
 
 
 def _too_complex(why: str) -> HydraError:

@@ -15,6 +15,7 @@ from hydrainfer.grammar.bounds import LIBRARY_LIMITS, MAX_GBNF_CHARS
 from hydrainfer.grammar.choice import choice_rules
 from hydrainfer.grammar.schema import JSON_STYLE, without_unknown_formats
 
+_NO_TEXT = "NoExtensionBias"
 _NOT_FOR_CLIENTS = re.compile(r"<non-verbose/>|; consider making your grammar left-recursive[^\n]*")
 
 
@@ -38,9 +39,11 @@ def compiled(tokenizer: Any, grammar: Grammar) -> Any:
     try:
         limits = LLParserLimits(**LIBRARY_LIMITS)
         matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
-        first = matcher.deep_copy()
-        first.compute_bitmask()  # the tables that this builds are shared by all copies
-        error = matcher.get_error() or first.get_error()
+        error = matcher.get_error()
+        for _ in range(2):  # all copies share their tables, which the first may already have filled
+            copy = matcher.deep_copy()
+            copy.compute_bitmask()
+            error = error or copy.get_error()
     except Exception as e:
         raise ValueError(_complaint(str(e))) from None
     if error:
@@ -96,4 +99,5 @@ def _complaint(text: str) -> str:
     tools, which is made here) the library also lists the lines of the grammar, which say nothing about the schema."""
     if inside := re.search(r"failed to compile JSON schema: (.*?)\s*(?:\n\s*\d+ \||\Z)", text, re.DOTALL):
         text = inside[1]
+    text = text.replace(_NO_TEXT, "no text matches it")
     return f"the grammar or schema cannot be used: {plain(text)[:300]}"

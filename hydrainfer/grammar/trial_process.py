@@ -1,6 +1,7 @@
 """The process that tries grammars before the server compiles them.
 
     server ──a socket and a grammar──> this process ──fork──> a process per trial: compiles the grammar, answers
+       ^──────the signal that has ended a trial──────┘
 
 The tokenizer is loaded once and shared with the forked processes. Each of these has bounds of CPU time and
 memory, which the kernel enforces whatever the library does, and ends when the server closes its socket. The server
@@ -36,17 +37,38 @@ def main() -> None:
     bounds = msgspec.json.decode(said, type=TrialBounds)
     with socket.socket(fileno=int(fd)) as server:
         tokenizer = load_tokenizer(Path(folder), int(n_vocab), [int(i) for i in eos_ids])
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended trials leave nothing behind
+        running: dict[int, tuple[int, int]] = {}  # by pidfd: the process of a trial, and its socket
+        waiting = select.poll()
+        waiting.register(server, select.POLLIN)
         while True:
-            message, fds, _, _ = socket.recv_fds(server, 1, 2)
-            if not message:
-                return
-            asked, file = fds
-            if not os.fork():
-                server.close()
-                _try(socket.socket(fileno=asked), file, tokenizer, bounds)
-            os.close(asked)
-            os.close(file)
+            for ready, _ in waiting.poll():
+                if ready != server.fileno():
+                    waiting.unregister(ready)
+                    os.close(ready)
+                    _tell_end(*running.pop(ready))
+                    continue
+                message, fds, _, _ = socket.recv_fds(server, 1, 2)
+                if not message:
+                    return
+                asked, file = fds
+                pid = os.fork()
+                if not pid:
+                    server.close()
+                    for _, other in running.values():
+                        os.close(other)
+                    _try(socket.socket(fileno=asked), file, tokenizer, bounds)
+                os.close(file)
+                ended = os.pidfd_open(pid)
+                running[ended] = pid, asked
+                waiting.register(ended, select.POLLIN)
+
+
+def _tell_end(pid: int, asked: int) -> None:
+    """Tell the server which signal has ended a trial, if one has."""
+    _, status = os.waitpid(pid, 0)
+    with socket.socket(fileno=asked) as to, contextlib.suppress(OSError):
+        if os.WIFSIGNALED(status):
+            to.send(msgspec.json.encode(os.WTERMSIG(status)) + b"\n", socket.MSG_DONTWAIT)
 
 
 def _try(asked: socket.socket, file: int, tokenizer: Any, bounds: TrialBounds) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +29,8 @@ _COMMAND = (  # the process is to die with the thread that started it, also whil
     "from hydrainfer.grammar.trial_process import main; main()"
 )
 _START_S = 60.0
-_TRIES = 2  # the process may be ended by another one, and not because of a grammar
+_TRIES = 2  # the process, or that of a trial, may be ended by another one, and not because of a grammar
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # also when the machine runs out of memory
 _MAX_ANSWER_BYTES = 1 << 16
 
 
@@ -50,7 +53,7 @@ class Trials:
     async def run(self, grammar: Grammar) -> str:
         """Compile a grammar elsewhere. Returns why it cannot be used, "" if it can. Cancelling this ends the trial.
         Raises `InvalidRequest` if the trial takes too long on a busy machine, `Overloaded` if too many wait, or
-        `Unavailable` if there is no process to try it."""
+        `Unavailable` if there is no process to try it or somebody ends its trials."""
         if self._n_waiting >= MAX_WAITING:
             raise Overloaded(f"{self._n_waiting} grammars wait to be checked; retry later", retry_after_s=2.0)
         self._n_waiting += 1
@@ -75,7 +78,8 @@ class Trials:
             self._leave()
 
     async def _run(self, grammar: Grammar) -> str | None:
-        """The result of a trial, or None if it has not begun because the process has ended."""
+        """The result of a trial, or None if there is none: the process has ended, or that of the trial was ended from
+        outside."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
@@ -95,20 +99,24 @@ class Trials:
             self._answers = process
             return await self._answer(loop, ours)
 
-    async def _answer(self, loop: asyncio.AbstractEventLoop, ours: socket.socket) -> str:
+    async def _answer(self, loop: asyncio.AbstractEventLoop, ours: socket.socket) -> str | None:
+        """The answer of a trial that has begun, or None if it was ended from outside."""
         answer = b""
         try:
             async with asyncio.timeout(self._bounds.wall_s):
                 while not answer.endswith(b"\n") and len(answer) < _MAX_ANSWER_BYTES:
                     part = await loop.sock_recv(ours, _MAX_ANSWER_BYTES)
                     if not part:
-                        return self._too_much()
+                        return None
                     answer += part
-        except OSError:
-            return self._too_much()
         except TimeoutError:
             raise InvalidRequest(self._too_much(), code="invalid_grammar") from None  # not to be remembered
-        return msgspec.json.decode(answer, type=str)
+        except OSError:
+            return None
+        found = msgspec.json.decode(answer, type=str | int)
+        if isinstance(found, str):
+            return found
+        return None if found in _FROM_OUTSIDE else self._too_much()
 
     def _hand_over(self, theirs: socket.socket, file: IO[bytes]) -> socket.socket | None:
         """Ask the process for a trial of the grammar in a file, to be answered over a socket. Returns the process's own
@@ -116,7 +124,9 @@ class Trials:
         with suppress(OSError):
             process = self._reach()
             try:
-                socket.send_fds(process, [b"?"], [theirs.fileno(), file.fileno()])
+                _send_fds(process, theirs.fileno(), file.fileno())
+            except BlockingIOError:
+                raise Overloaded("too many grammars wait to be checked; retry later", retry_after_s=2.0) from None
             except OSError:
                 self._give_up(process)
             else:
@@ -170,6 +180,11 @@ class Trials:
             "the grammar or schema cannot be used: to compile it takes more than "
             f"{self._bounds.cpu_s:g} s or {self._bounds.n_bytes >> 20} MiB; make it simpler"
         )
+
+
+def _send_fds(process: socket.socket, *fds: int) -> None:
+    """`socket.send_fds` that does not wait. Raises `BlockingIOError` if the process is far behind."""
+    process.sendmsg([b"?"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))], socket.MSG_DONTWAIT)
 
 
 def _in_memory(grammar: Grammar) -> IO[bytes]:

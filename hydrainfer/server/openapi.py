@@ -32,7 +32,7 @@ _BODY_ERRORS = {
     404: "The server has no model of this name.",
     408: "The body did not arrive in time.",
     413: "The body or a picture is too large.",
-    415: "Content-Type is not application/json.",
+    415: "Content-Type is not application/json, or the body is compressed.",
     422: "A picture cannot be fetched or decoded.",
     429: "Too much work waits already, or the key's tenant is over a limit; Retry-After says when to come back.",
 }

@@ -246,3 +246,35 @@ def test_close_leaves_no_thread_and_no_descriptor(secure):
     before = traces()
     once()
     assert settled(before) == before
+
+
+def test_a_wake_after_close_writes_to_nobody(monkeypatch):
+    written = []
+    monkeypatch.setattr(os, "eventfd_write", lambda fd, _: written.append(fd))
+    mesh = Mesh(LOOPBACK)
+    mesh.wake()
+    mesh.close()
+    mesh.wake()
+    assert len(written) == 1
+
+
+def test_a_wake_that_close_overtakes_writes_to_its_own_descriptor(monkeypatch):
+    """The thread is held up before it writes, and goes on after the close."""
+    mesh, begun, closed, links = Mesh(LOOPBACK), threading.Event(), threading.Event(), []
+
+    def write(fd, _):
+        begun.set()
+        closed.wait(60)
+        links.append((fd, os.readlink(f"/proc/self/fd/{fd}")))
+
+    monkeypatch.setattr(os, "eventfd_write", write)
+    thread = threading.Thread(target=mesh.wake, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    mesh.close()
+    closed.set()
+    thread.join(60)
+    [(fd, link)] = links
+    assert link == "anon_inode:[eventfd]"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

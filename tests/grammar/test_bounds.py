@@ -3,13 +3,15 @@
 import asyncio
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from hydrainfer.core import Grammar, InvalidRequest, Overloaded
-from hydrainfer.grammar import bounds
+from hydrainfer.core import Grammar, InvalidRequest, Overloaded, Unavailable
+from hydrainfer.grammar import bounds, library
 from hydrainfer.grammar import compile as compiling
 
 pytestmark = pytest.mark.cpu
@@ -118,6 +120,96 @@ def test_too_many_that_wait_are_refused(make_grammars):
 
     asyncio.run(flood())
     grammars.close()
+
+
+def test_the_same_wrong_grammar_at_once(grammars):
+    """All wait for one trial, and all are told."""
+
+    async def ask():
+        return await asyncio.gather(*(grammars.check(Grammar("regex", "a(")) for _ in range(3)), return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(ask())] == [InvalidRequest] * 3
+
+
+def test_tables_that_the_first_step_fills_are_found_in_the_trial(grammars):
+    for one in (Grammar("regex", "a{70000}"), Grammar("json", '{"type":"string","pattern":"^a{70000}$"}')):
+        with pytest.raises(InvalidRequest, match="too many"):
+            asyncio.run(grammars.check(one))
+
+
+def test_a_grammar_without_any_text(grammars):
+    with pytest.raises(InvalidRequest, match="no text matches it"):
+        asyncio.run(grammars.check(Grammar("regex", r"[^\s\S]")))
+
+
+@pytest.mark.parametrize("n_kills", [1, 2])
+def test_a_trial_that_is_killed_says_nothing_of_its_grammar(make_grammars, monkeypatch, n_kills):
+    """As when the machine runs out of memory."""
+    grammars, endless = make_grammars(bounds=WIDE), ENDLESS[0]
+
+    async def ask():
+        asked = asyncio.ensure_future(grammars.check(endless))
+        killed = set()
+        async with asyncio.timeout(20):
+            while len(killed) < n_kills:
+                for pid in set(children(grammars) if grammars._trials._process else ()) - killed:
+                    os.kill(int(pid), signal.SIGKILL)
+                    killed.add(pid)
+                await asyncio.sleep(0.01)
+            while n_kills == 1 and not set(children(grammars)) - killed:
+                await asyncio.sleep(0.01)
+        if n_kills == 1:  # it is tried again
+            asked.cancel()
+        else:
+            with pytest.raises(Unavailable):
+                await asked
+        await asyncio.gather(asked, return_exceptions=True)
+
+    asyncio.run(ask())
+    assert not grammars._has(endless)
+    grammars.close()
+
+
+def test_a_process_that_stands_still_does_not_hold_up_the_server(make_grammars):
+    grammars = make_grammars(bounds=WIDE)
+
+    async def flood():
+        await grammars.check(SIMPLE)
+        pid = grammars._trials._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for i in range(10_000):
+                asked = asyncio.ensure_future(grammars.check(Grammar("regex", f"a{{{i}}}")))
+                for _ in range(4):
+                    await asyncio.sleep(0)
+                asked.cancel()
+                (end,) = await asyncio.gather(asked, return_exceptions=True)
+                if isinstance(end, Overloaded):
+                    return
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        pytest.fail("nothing was refused")
+
+    asyncio.run(flood())
+    asyncio.run(grammars.check(Grammar("regex", "b+")))
+    grammars.close()
+
+
+def test_who_waits_for_a_grammar_is_told_of_the_end(make_grammars, monkeypatch):
+    grammars, begun, go_on = make_grammars(), threading.Event(), threading.Event()
+    compiled = library.compiled
+
+    def slow(*of):
+        begun.set()
+        go_on.wait(20)
+        return compiled(*of)
+
+    monkeypatch.setattr(library, "compiled", slow)
+    waiting = [grammars.expect(Grammar("regex", text)) for text in ("a+", "b+")]
+    assert begun.wait(20)
+    grammars.close()
+    assert all(isinstance(future.exception(20), Unavailable) for future in waiting)
+    go_on.set()
 
 
 def test_the_process_is_started_again_when_it_was_killed(grammars):

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from hydrainfer.core import Grammar, HydraError, InvalidRequest, LiveSequence, Reasoning, SamplingParams
-from hydrainfer.grammar import Follower, Guided, load_grammars
+from hydrainfer.grammar import Follower, Guided, library, load_grammars
 from tests.checkpoints import make_tokenizer
 from tests.grammar.conftest import EOS, N_VOCAB
 from tests.grammar.schemas import random_schema
@@ -217,3 +217,34 @@ def test_the_error_within_an_answer_says_nothing_of_how_the_library_is_used(gram
 def test_a_grammar_is_bounded_in_size():
     with pytest.raises(InvalidRequest, match="at most 65536 characters"):
         SamplingParams(grammar=Grammar("regex", "a" * 70_000))
+
+
+@pytest.mark.parametrize("n_drafts", [0, 3])
+def test_requests_do_not_fill_each_others_tables(make_grammars, tokenizer, monkeypatch, n_drafts):
+    """All copies of a compiled grammar share tables with limits. With these full, masks have only the end, and right
+    tokens are refused, so a grammar is then compiled anew."""
+    many, n_compiled, compiled = Grammar("regex", "([ab]*a[ab]{29}c){30}"), [], library.compiled
+    monkeypatch.setattr(library, "compiled", lambda *of: (n_compiled.append(1), compiled(*of))[1])
+    grammars, rng = make_grammars(), random.Random(0)
+    follower = Follower(grammars)
+
+    def answer():
+        words = [
+            "".join(rng.choices("ab", k=rng.randrange(40))) + "a" + "".join(rng.choices("ab", k=29)) + "c"
+            for _ in range(9)
+        ]
+        return [tokenizer.token_to_id(c) for c in "".join(words)]
+
+    answers = {f"r{i}": answer() for i in range(24)}
+    for at in range(0, 300, 1 + n_drafts):
+        rows = [
+            Guided(i * (1 + n_drafts), id, many, ids[:at], None, ids[at : at + n_drafts])
+            for i, (id, ids) in enumerate(answers.items())
+        ]
+        blocked, failed = follower.blocked(rows, N_VOCAB)
+        assert not failed, (at, failed)
+        for one, ids in zip(rows, answers.values(), strict=True):
+            for n in range(1 + n_drafts):
+                assert not blocked[one.row + n][ids[at + n]] and blocked[one.row + n][EOS]
+    assert len(n_compiled) > 1, "the tables were never full"
+    grammars.close()

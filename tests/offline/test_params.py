@@ -73,6 +73,7 @@ def test_the_rest_is_what_requests_carry():
         ({"thinking_token_budget": 0}, "not supported"),
         ({"allowed_token_ids": []}, "use logit_bias"),
         ({"structured_outputs": {"choice": "Positive"}}, "must be a list of texts"),
+        ({"structured_outputs": {}}, "structured_outputs has no form; send one of json, regex"),
         ({"structured_outputs": {"choice": 3}}, "must be a list of texts"),
         ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, "is not supported"),
         ({"spaces_between_special_tokens": False}, "leave it out"),

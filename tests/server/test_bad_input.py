@@ -1,5 +1,6 @@
 """Every kind of bad input: an OpenAI-shaped error, the server stays up, nothing is left (the fixture checks)."""
 
+import gzip
 import json
 import select
 import socket
@@ -27,6 +28,35 @@ def error(response, status):
 def test_broken_json(server, path, body):
     said = error(server.http.post(path, content=body), 400)
     assert said["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'\xef\xbb\xbf{"messages": []}', "begins with a byte order mark"),
+        ('{"messages": []}'.encode("utf-16"), "is UTF-16"),
+        (gzip.compress(b'{"messages": []}'), "is compressed"),
+        (b'{"prompt": "\xed\xa0\x80"}', "is not UTF-8 at byte 12"),
+        (b'{"prompt": "\xff"}', "is not UTF-8 at byte 12"),
+        (b'{"prompt": "\\ud800"}', "has half of a surrogate pair"),
+        (b'{"prompt": "\\udc00 \\ud83d"}', "has half of a surrogate pair"),
+        (b'{"prompt":\n"secret", }', "is not valid JSON (line 2, column 9)"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said(server, body, why):
+    said = error(server.http.post("/v1/completions", content=body), 400)
+    assert said["code"] == "invalid_json" and said["message"].startswith(f"the body {why}")
+    assert "secret" not in said["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"])
+def test_a_compressed_body_is_refused(server, path):
+    body = gzip.compress(b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}')
+    refused = server.http.post(path, content=body, headers={"Content-Encoding": "gzip"})
+    assert refused.status_code == 415 and "must be sent uncompressed" in refused.text
+    assert refused.headers["accept-encoding"] == "identity"
+    plain = server.http.post("/tokenize", json={"prompt": "hi"}, headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])

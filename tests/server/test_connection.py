@@ -35,8 +35,9 @@ def test_a_refusal_is_the_same_by_the_connection_and_by_the_gate(full, caplog):
     late = full.http.post("/v1/chat/completions", json=HI, headers={**mine, "Origin": "https://chat.example.com"})
     assert early.status_code == late.status_code == 429
     assert early.json() == late.json() and early.headers.keys() == late.headers.keys()
-    for name in ("retry-after", "content-type", "content-length", "x-request-id"):
+    for name in ("content-type", "content-length", "x-request-id", "request-id"):
         assert early.headers[name] == late.headers[name], name
+    assert int(early.headers["retry-after-ms"]) <= int(late.headers["retry-after-ms"]), "one turn after the other"
     lines = lambda: [r.getMessage() for r in caplog.records if r.name == "hydrainfer.access"]  # noqa: E731
     wait_until(lambda: len(lines()) == 2)
     assert all(line.startswith("POST /v1/chat/completions 429 ") and " id=mine" in line for line in lines())

@@ -49,6 +49,9 @@ def test_a_chat(client, harmony):
     said = client.chat.completions.create(**ask, reasoning_effort="high").choices[0].message
     assert (said.reasoning_content, said.content, said.tool_calls) == (THOUGHT, ANSWER, None)
     assert "Reasoning: high" in harmony.prompt()
+    own = {"chat_template_kwargs": {"reasoning_effort": "a word of the template's own"}}
+    assert client.chat.completions.create(**ask, extra_body=own).choices[0].message.content == ANSWER
+    assert "Reasoning: a word of the template's own" in harmony.prompt()
     assert streamed(client.chat.completions.create(**ask, stream=True)) == (THOUGHT, ANSWER, "")
 
 

@@ -201,6 +201,7 @@ MISSPELT: list[tuple[str, dict[str, Any], str, str]] = [
         "response_format.json_schema.schmea",
         "response_format.json_schema.schema",
     ),
+    ("/v1/completions", {"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "structured_outputs.json"),
 ]
 
 

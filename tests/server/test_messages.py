@@ -226,8 +226,28 @@ def test_the_client(client):
 
 def test_the_client_s_errors(client):
     anthropic = pytest.importorskip("anthropic")
-    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+    with pytest.raises(anthropic.NotFoundError, match="does not exist") as e:
         client.create(**{**HI, "model": "claude"})
+    assert e.value.request_id == e.value.response.headers["x-request-id"]
+
+
+def test_the_client_knows_the_request_s_id(client):
+    message = client.create(**HI)
+    assert message._request_id == message.id
+    mine = {"X-Request-Id": "trace-17"}
+    assert client.create(**HI, extra_headers=mine)._request_id == "trace-17"
+    counted = client.count_tokens(model="tiny", messages=HI["messages"], extra_headers=mine)
+    assert counted._request_id == "trace-17"
+
+
+def test_the_client_s_list_of_models(server):
+    anthropic = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
+        models = list(client.models.list())
+        assert [m.display_name for m in models] == [m.id for m in models] == ["tiny", "alias"]
+        one = client.models.retrieve("alias")
+    assert one == models[1] and (one.type, one.lifecycle, one.max_input_tokens) == ("model", "active", 512)
+    assert one.created_at.timestamp() == one.created
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])

@@ -131,6 +131,9 @@ def test_models(server):
         ("/api/generate", {"prompt": "hi", "suffix": "x"}, 400),
         ("/api/generate", {"prompt": "hi", "template": "{{ x }}"}, 400),
         ("/api/generate", {"prompt": "hi", "raw": True, "images": ["x"]}, 400),
+        ("/api/generate", {"prompt": "hi", "raw": True, "system": "be brief"}, 400),
+        ("/api/generate", {"prompt": "hi", "raw": True, "template": "{{ x }}"}, 400),
+        ("/api/generate", {"prompt": "hi", "raw": True, "context": [1, 2]}, 400),
         ("/api/show", {"model": "llama3"}, 404),
     ],
 )
@@ -138,6 +141,35 @@ def test_errors_have_their_shape(server, path, fields, status):
     response = server.post(path, **fields)
     assert response.status_code == status and list(response.json()) == ["error"]
     assert isinstance(response.json()["error"], str)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        *(({"stream": value}, "stream must be true or false") for value in ("false", "x", 0, [])),
+        *(({"raw": value}, "raw must be true or false") for value in ("false", 1, 0)),
+        *(({"logprobs": value}, "logprobs must be true or false") for value in ("false", 0)),
+        *(({"top_logprobs": value}, "top_logprobs: ") for value in (False, "")),
+        *(({"options": value}, "options must be an object") for value in ([], 0, "x")),
+        *(({"format": value}, "format must be json or a JSON schema") for value in (0, False, [], "xml")),
+        *(({"images": value}, "images must be a list") for value in ("", 0, {})),
+        ({"options": {"num_predict": False}}, "options.num_predict: "),
+        ({"system": 0}, "system must be a string"),
+        ({"prompt": False}, "prompt must be a string"),
+    ],
+    ids=str,
+)
+def test_a_field_of_the_wrong_type_is_refused(server, fields, message):
+    refused = server.post("/api/generate", **{"model": "tiny", "prompt": "hi", **fields})
+    assert refused.status_code == 400 and refused.json()["error"].startswith(message)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools"])
+def test_a_chat_s_lists_are_lists(server, name):
+    for value in ("", 0, {}):
+        refused = server.post("/api/chat", **HI | {name: value})
+        assert refused.status_code == 400 and refused.json() == {"error": f"{name} must be a list"}
+    assert server.post("/api/chat", **HI | {name: None}).status_code == 200
 
 
 @pytest.mark.usefixtures("early_headers")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -164,6 +165,141 @@ def test_broken_files_are_said_at_once(start, visit):
     page.locator(".reply .trouble", has_text="max_tokens").wait_for()
     assert page.input_value("#question") == "Hi" and page.locator("#tray img").count() == 3
     page.fill("#others", "")
+    ask(page, "Hi")
+    assert len(server.engine.submitted) == 1
+
+
+# Files are read when `openGate()` has been called, and no sooner.
+GATE = """() => {
+  const read = Blob.prototype.arrayBuffer, gate = new Promise((resolve) => { window.openGate = resolve; });
+  Blob.prototype.arrayBuffer = async function () { await gate; return read.call(this); };
+}"""
+
+
+def wait_for_tray(page, *names):
+    """Wait until the tray holds these pictures, and no others, in this order."""
+    entries = page.locator("#tray:not([hidden]) img")
+    entries.nth(len(names) - 1).wait_for()
+    assert [one.get_attribute("alt") for one in entries.all()] == list(names)
+
+
+def test_a_question_is_not_sent_without_a_picture_that_turns_out_to_be_broken(start, visit, tmp_path):
+    server = start()
+    page = visit(server)
+    page.evaluate(GATE)
+    large = tmp_path / "large.png"
+    large.write_bytes(picture())
+    with large.open("r+b") as end:
+        end.truncate(33 << 20)
+    page.set_input_files("#file", [file("cut.png", picture()[:-30]), file("good.png", picture())])
+    page.set_input_files("#file", large)
+    page.set_input_files("#file", [file("more.png", picture(1))])
+    page.fill("#question", "What is this?")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    page.evaluate("openGate()")
+    page.locator("#trouble", has_text="not sent").wait_for()
+    assert page.inner_text("#trouble") == (
+        "cut.png is damaged: it cannot be shown to its end. "
+        "large.png has 33.0 MiB; this server takes at most 32.0 MiB. The question was not sent."
+    )
+    assert page.input_value("#question") == "What is this?" and page.locator(".turn").count() == 0
+    wait_for_tray(page, "good.png", "more.png")
+    assert server.engine.submitted == []
+    page.focus("#question")
+    page.keyboard.press("Enter")
+    page.locator(SHOWN).wait_for()
+    assert len(server.engine.submitted[-1].media) == 2 and page.inner_text("#trouble") == ""
+
+
+def test_a_question_waits_until_its_pictures_are_read(start, visit):
+    server = start()
+    page = visit(server)
+    page.evaluate(GATE)
+    page.set_input_files("#file", [file("a.png", picture(0))])
+    page.fill("#question", "What is this?")
+    page.keyboard.press("Enter")
+    page.set_input_files("#file", [file("b.png", picture(1))])
+    page.evaluate("openGate()")
+    page.locator(SHOWN).wait_for()
+    assert len(server.engine.submitted) == 1 and len(server.engine.submitted[0].media) == 2
+
+
+def test_a_new_chat_gets_no_picture_of_the_chat_before(start, visit):
+    server = start()
+    page = visit(server)
+    page.evaluate(GATE)
+    page.set_input_files("#file", [file("old.png", picture(0)), file("notes.txt", b"words")])
+    page.fill("#question", "What is this?")
+    page.keyboard.press("Enter")
+    page.click("#clear")
+    page.set_input_files("#file", [file("new.png", picture(1))])
+    page.evaluate("openGate()")
+    wait_for_tray(page, "new.png")
+    assert page.inner_text("#trouble") == "" and page.input_value("#question") == "What is this?"
+    ask(page, "And this?")
+    assert len(server.engine.submitted) == 1 and len(server.engine.submitted[0].media) == 1
+
+
+def drag(page, place, **data):
+    """Drag something over the middle of an element. Returns a function that drops it there."""
+    page.locator(place).scroll_into_view_if_needed()
+    box = page.locator(place).bounding_box()
+    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    wire = page.context.new_cdp_session(page)
+
+    def send(step):
+        what = {"items": [], "files": [], "dragOperationsMask": 1, **data}
+        wire.send("Input.dispatchDragEvent", {"type": step, **at, "data": what})
+
+    send("dragEnter")
+    send("dragOver")
+    return lambda: send("drop")
+
+
+@pytest.mark.parametrize("place", ["#layout", "#question", "footer"])
+def test_a_picture_can_be_dropped_anywhere(start, visit, tmp_path, place):
+    page = visit(start())
+    path = tmp_path / "dropped.png"
+    path.write_bytes(picture())
+    drop = drag(page, place, files=[str(path)])
+    page.locator("#chat.over").wait_for()
+    drop()
+    wait_for_tray(page, "dropped.png")
+    assert page.locator("#chat.over").count() == 0 and page.url.startswith("http")
+
+
+def test_a_text_can_be_dropped_into_the_question(start, visit):
+    page = visit(start())
+    page.fill("#question", "")
+    drag(page, "#question", items=[{"mimeType": "text/plain", "data": "dropped words"}])()
+    assert page.input_value("#question") == "dropped words"
+
+
+def test_a_server_that_hangs_is_said(start, visit):
+    """It takes connections and answers none, as a process does that was stopped."""
+    server = start()
+    page = visit(server)
+    page.locator("#state.good").wait_for()
+    goes_on, instances = threading.Event(), server.engine.instances
+
+    def hang():
+        goes_on.wait(30)
+        return instances()
+
+    server.engine.instances = hang
+    page.locator("#state.bad", has_text="the server does not answer").wait_for()
+    goes_on.set()
+    page.locator("#state.good").wait_for()
+
+
+def test_fields_for_several_answers_are_refused(start, visit):
+    server = start()
+    page = visit(server)
+    page.fill("#others", '{"n": 2}')
+    assert "shows one answer" in page.inner_text("#others-trouble") and page.is_disabled("#send")
+    page.fill("#others", '{"n": 1}')
+    assert page.inner_text("#others-trouble") == ""
     ask(page, "Hi")
     assert len(server.engine.submitted) == 1
 

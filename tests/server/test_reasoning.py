@@ -1,6 +1,7 @@
 """Reasoning through HTTP, for templates as Qwen3's and DeepSeek's: whole, streamed, with tools and with a form."""
 
 import json
+import re
 
 import pytest
 
@@ -104,6 +105,28 @@ def test_a_form_begins_behind_it(client, thinker):
     off = {"chat_template_kwargs": {"enable_thinking": False}, "guided_regex": "[a-z]+"}
     client.create(model="tiny", messages=[USER], extra_body=off)
     assert thinker.engine.submitted[-1].sampling.reasoning is None
+
+
+EFFORTS = {
+    "/v1/chat/completions": (lambda e: {"reasoning_effort": e}, ["none", "minimal", "low", "xhigh", "max"]),
+    "/v1/responses": (lambda e: {"reasoning": {"effort": e}}, ["none", "minimal", "high"]),
+    "/v1/messages": (lambda e: {"output_config": {"effort": e}}, ["low", "max"]),
+    "/api/chat": (lambda e: {"think": e}, ["low", "medium", "high", True]),
+    "/api/generate": (lambda e: {"think": e, "prompt": "hi"}, ["low", "medium", "high", False]),
+}
+"""How each path is told an effort, and efforts that it takes."""
+
+
+@pytest.mark.parametrize("path", EFFORTS)
+def test_an_unknown_effort_is_refused_with_the_known_ones(thinker, path):
+    told, known = EFFORTS[path]
+    for effort in known:
+        answer = thinker.post(path, **{**hi(path), **told(effort)})
+        assert answer.status_code == 200, answer.text
+    for effort in ("hgih", "", 3, ["high"]):
+        refused = thinker.post(path, **{**hi(path), **told(effort)})
+        assert refused.status_code == 400, refused.text
+        assert re.search("effort|think", refused.text) and all(str(word).lower() in refused.text for word in known)
 
 
 def test_earlier_reasoning_is_shown_to_templates_that_want_it(client, thinker):

@@ -9,7 +9,7 @@ import pytest
 from hydrainfer.core import ErrorInfo, InvalidRequest, Output, Unavailable
 from hydrainfer.processor import load_description
 from hydrainfer.server import Tenants
-from hydrainfer.server.protocols.reading import name_places
+from hydrainfer.server.protocols.places import name_fields, placed
 from hydrainfer.server.protocols.responses_chat import chat_of
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest, data_url, picture
@@ -111,8 +111,33 @@ def test_the_client_s_own_stream_and_parser(server):
 def test_cut_off(server):
     answer = responses(server).create(model="tiny", input="hi", max_output_tokens=3)
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
+    (item,) = answer.output
+    assert item.status == "incomplete" and SAID.startswith(answer.output_text) and answer.output_text
     events = list(responses(server).create(model="tiny", input="hi", max_output_tokens=3, stream=True))
     assert events[-1].type == "response.incomplete"
+    assert events[-2].item.status == events[-1].response.output[0].status == "incomplete"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("cut", ["max_output_tokens", "stop"])
+def test_only_the_call_that_was_cut_is_incomplete(tools_server, cut, stream):
+    n = len(tools_server.model.tokenizer.encode(tools_server.say.partition("[1, 2]")[0]).ids)
+    ask = {"max_output_tokens": n} if cut == "max_output_tokens" else {"extra_body": {"stop": ["[1, 2]"]}}
+    made = responses(tools_server).create(model="tiny", input="?", tools=[WEATHER, ADD], stream=stream, **ask)
+    if stream:
+        events = list(made)
+        made = events[-1].response
+        assert [e.item for e in events if e.type == "response.output_item.done"] == made.output
+    whole, half = made.output
+    assert made.status == ("incomplete" if cut == "max_output_tokens" else "completed")
+    assert (whole.status, json.loads(whole.arguments)) == ("completed", {"city": 'Köln "}'})
+    assert half.status == "incomplete" and half.arguments.startswith('{"a"') and "2" not in half.arguments
+
+
+def test_a_call_that_was_whole_at_the_last_token_is_completed(tools_server):
+    n = len(tools_server.model.tokenizer.encode(tools_server.say.rpartition("\n</tool_call>")[0]).ids)
+    answer = responses(tools_server).create(model="tiny", input="?", tools=[WEATHER, ADD], max_output_tokens=n)
+    assert answer.status == "incomplete" and [item.status for item in answer.output] == ["completed"] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -219,7 +244,7 @@ def test_the_gate_is_the_same(start):
         ({"role": "function", "content": "x"}, "input.4.role"),
         ({"role": "user", "content": []}, "input.4.content"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "ftp:x"}]}, "input.4.content.0.image_url"),
-        ({"type": "function_call_output", "output": "x"}, "input.4.tool_call_id"),
+        ({"type": "function_call_output", "output": "x"}, "input.4.call_id"),
     ],
 )
 def test_errors_name_the_client_s_own_place(server, instructions, item, param):
@@ -239,5 +264,5 @@ def test_a_role_that_looks_like_a_field_path_is_named_with_its_own_path(text, se
 
 def test_names_of_places_are_only_those_that_there_are():
     error = InvalidRequest("messages.0.role is 'messages.7', messages." + "9" * 5000, param="messages.0.role")
-    name_places(error, [{"place": "input.3"}])
+    name_fields(error, {}, [placed({}, "input.3")])
     assert error.message.startswith("input.3.role is 'messages.7', messages.999") and error.param == "input.3.role"

@@ -50,7 +50,8 @@ def error(response, status=400):
         ({"structured_outputs": {"json": SCHEMA, "regex": None}}, Grammar("json", TEXT)),
         ({"structured_outputs": {"choice": ["a"]}}, Grammar("choice", '["a"]')),
         ({"structured_outputs": {"json_object": True}}, Grammar("json", '{"type":"object"}')),
-        ({"structured_outputs": {}, "guided_json": None}, None),
+        ({"structured_outputs": {"json_object": False}}, None),
+        ({"structured_outputs": None, "guided_json": None}, None),
     ],
 )
 def test_every_spelling(fields, grammar):
@@ -68,6 +69,13 @@ def test_the_grammar_travels_with_the_request(server, path):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {}, "structured_outputs": {"regex": "a"}}, "response_format.type"),
+        ({"response_format": {"type": None, "json_schema": {"schema": SCHEMA}}}, "response_format.type"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json": None, "disable_any_whitespace": True}}, "structured_outputs"),
+        ({"structured_outputs": {"xyz": 1}}, "structured_outputs.xyz"),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),

@@ -68,8 +68,10 @@ def parse_calls(calls: object, where: str) -> tuple[ToolCall, ...]:
 
 
 def _parse_call(call: object, where: str) -> ToolCall:
-    if not isinstance(call, Mapping) or not isinstance(call.get("id"), str):
+    if not isinstance(call, Mapping):
         raise InvalidRequest(f"{where} must be an object with id, type and function", param=where)
+    if not isinstance(call.get("id"), str):
+        raise InvalidRequest(f"{where}.id must be a string", param=f"{where}.id")
     name = _name(call, where)
     arguments = call["function"].get("arguments", "{}")
     if isinstance(arguments, str):
@@ -108,6 +110,9 @@ def _name(entry: object, where: str) -> str:
         raise InvalidRequest(f"{where}.type must be function", param=f"{where}.type")
     function = entry.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
+    if name is None:
+        hint = f"; send it in {where}.function, not beside it" if "name" in entry else ""
+        raise InvalidRequest(f"{where}.function.name is missing{hint}", param=f"{where}.function.name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         where = f"{where}.function.name"
         raise InvalidRequest(f"{where} must be 1 to 128 letters, digits, or any of _ . : -", param=where)

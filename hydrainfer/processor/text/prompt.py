@@ -229,9 +229,10 @@ def spellings(words: Sequence[str], model: ModelDescription) -> tuple[tuple[int,
 
 
 def _placeholder_in_text(placeholder: str, param: str) -> InvalidRequest:
+    hint = "through /v1/chat/completions" if param == "prompt" else "as image_url"
     return InvalidRequest(
         f"the text holds {placeholder}, which stands for a picture in this model's prompts; "
-        "remove it, and send pictures as image_url parts",
+        f"remove it, and send pictures {hint}",
         param=param,
         code="placeholder_in_text",
     )

@@ -162,10 +162,11 @@ class ChatTemplate:
         own: Mapping[str, Any] | None = None,
     ) -> str:
         source = self._source if tools is None else self._tool_source
-        with self._watchdog.watching():
-            return self._tokenizer.apply_chat_template(
+        return self._watchdog.run(
+            lambda: self._tokenizer.apply_chat_template(
                 messages, tools=tools, chat_template=source, add_generation_prompt=True, tokenize=False, **(own or {})
             )
+        )
 
     def _shows_tools(self) -> bool:
         content: Any = [{"type": "text", "text": "x"}] if self.takes_parts else "x"

@@ -30,7 +30,7 @@ from hydrainfer.server.door.gate import Asked, Door, Head
 from hydrainfer.server.door.returns import Mark
 from hydrainfer.server.door.standing import Standing
 from hydrainfer.server.door.tenants import TenantLimit
-from hydrainfer.server.http import JSON, id_in, new_id
+from hydrainfer.server.http import ID_HEADERS, JSON, id_in, new_id
 
 _SLOWLY = (b"origin", b"expect")  # requests with these headers are left to the application
 _BODY_S = 0.02  # how long a request that may be a returning one is held for its body
@@ -302,7 +302,7 @@ class Connection(HttpToolsProtocol):
         headers, body = self._door.headers_of(error), self._door.protocols.error_body(error, where)
         if not goes_on:
             headers["connection"] = "close"
-        headers |= {"content-length": str(len(body)), "content-type": JSON, "x-request-id": id}
+        headers |= {"content-length": str(len(body)), "content-type": JSON} | dict.fromkeys(ID_HEADERS, id)
         head = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
         always = b"".join([b"%s: %s\r\n" % header for header in self.server_state.default_headers])
         self.transport.write(b"%s%s%s\r\n%s" % (STATUS_LINE[error.status], head, always, body))

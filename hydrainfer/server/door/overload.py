@@ -22,6 +22,7 @@ from hydrainfer.core.request import ANYBODY, MAX_CHOICES, MAX_PRIORITY
 from hydrainfer.metrics import QueueStats
 from hydrainfer.processor import ChatMessage, Prepared, TextPart
 from hydrainfer.scheduler import Policy
+from hydrainfer.server.door.held import HeldPlaces
 from hydrainfer.server.door.preparation import PreparationOrder, PreparationPlace
 from hydrainfer.server.door.queues import Queue
 from hydrainfer.server.door.returns import Mark, Returns
@@ -127,7 +128,8 @@ class OverloadControl:
     ) -> None:
         self.clock = clock
         self.max_requests = max_requests
-        self.n_live = self.n_requests = 0
+        self.held = HeldPlaces(max_requests)
+        self.n_requests = 0
         self.refused: Counter[str] = Counter()  # by kind of work, "requests" or "deadline"
         self.closed = False  # whether requests without a place are refused
         self._pictures = pictures
@@ -138,6 +140,11 @@ class OverloadControl:
             for kind, n in _LEAST_AHEAD.items()
         }
         self._mean_units = _REQUEST_TOKENS
+
+    @property
+    def n_live(self) -> int:
+        """The choices that wait, are prepared, queued or run."""
+        return self.held.n
 
     def check_entry(
         self, n_bytes: int | None = None, *, returning: bool = False, urgency: Urgency = _NOT_URGENT
@@ -273,7 +280,7 @@ class OverloadControl:
             self.refused["requests"] += 1
             raise Overloaded(
                 f"the server already has {n_others} of at most {self.max_requests} requests; retry later",
-                retry_after_s=self.queues[TEXT].promise(self.clock()),
+                retry_after_s=self.held.promise(n, self.clock()),
             )
 
     def _check_deadline(self, kind: str, urgency: Urgency, now: float) -> None:
@@ -308,6 +315,8 @@ class Place:
         self.on_claim: Callable[[int], None] = lambda _: None  # called with the choices; may raise `HydraError`
         self.on_leave: Callable[[], None] = lambda: None
         self.n = 0
+        self._held_s = 0.0  # since when it holds room for choices
+        self._answered = False
         self._overload = overload
         self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
         self._n_bytes = 0.0
@@ -321,8 +330,10 @@ class Place:
 
     def count(self, n: int) -> None:
         """Set the number of choices, whether the place is claimed or not."""
+        if not self.n:
+            self._held_s = self._overload.clock()
         self._overload.n_requests += bool(n) - bool(self.n)
-        self._overload.n_live += n - self.n
+        self._overload.held.change(n - self.n, self._held_s)
         self.n = n
 
     def wait(self, kind: str, units: float, n: int) -> None:
@@ -367,6 +378,7 @@ class Place:
 
     def begun(self) -> None:
         """Note that one more choice has its first token."""
+        self._answered = True
         if self._n_waiting:
             self._n_waiting -= 1
             self._queue.leave(self._units, self._overload.clock(), self.urgency.share, done=True)
@@ -378,6 +390,8 @@ class Place:
         self._stop_decoding(done=False)
         self.stop_waiting()
         self._leave_line()
+        if self._answered and self.n:
+            self._overload.held.served(self._overload.clock() - self._held_s)
         self.count(0)
         self.on_claim = lambda _: None  # it may refer to this place: requests leave no cycles
         on_leave, self.on_leave = self.on_leave, lambda: None

@@ -25,6 +25,24 @@ _RESERVED, _RESERVED_S = 0.5, 2.0
 more than half the queue). `Retry-After` has whole seconds, so requests return in batches of a second's work."""
 LATEST_TURN_S = 600.0
 """No turn is promised later than this."""
+UNKNOWN_S = 1.0
+"""No turn is promised sooner than this while nothing is known about how fast requests are served."""
+
+
+class Turns:
+    """The turns of refused requests: one after the other, so that they do not come back all at once."""
+
+    def __init__(self) -> None:
+        self.latest_s = 0.0
+
+    def promise(self, now: float, each_s: float, soonest_s: float = 0.0) -> float:
+        """The seconds until the next turn, which comes after all earlier ones. `each_s`: how long the server takes for
+        the request; `soonest_s`: from now, when the first turn can begin."""
+        self.latest_s = max(self.latest_s, now + soonest_s) + each_s / _PACE
+        wait_s = self.latest_s - now
+        if wait_s > LATEST_TURN_S:  # spread over the last half
+            wait_s = LATEST_TURN_S / 2 + wait_s % (LATEST_TURN_S / 2)
+        return wait_s
 
 
 class Queue:
@@ -44,7 +62,7 @@ class Queue:
         self._crowded_s = self._done = self._n_done = 0.0  # lately: crowded seconds, units and requests done in them
         self._steady_s = self._steady = 0.0  # for the steady rate: crowded seconds, units done in them
         self._at_s = 0.0
-        self._turn_s = 0.0
+        self._turns = Turns()
 
     @property
     def crowded(self) -> bool:
@@ -105,8 +123,8 @@ class Queue:
         queue."""
         seconds = self.seconds(now)
         if seconds < _EASED * self.longest_s:
-            self._turn_s = 0.0
-        promised = self._turn_s > now
+            self._turns.latest_s = 0.0
+        promised = self._turns.latest_s > now
         most_s = self.longest_s - (self._reserve_s if promised and not favoured else 0.0)
         if self._steady:  # the first tokens of a new crowd come quickly: nobody decodes yet
             seconds = (min if promised and favoured else max)(seconds, self.units * self._steady_s / self._steady)
@@ -115,12 +133,17 @@ class Queue:
 
     def promise(self, now: float) -> float:
         """The seconds until the turn of a request that is refused now."""
-        each_s = self._crowded_s / self._n_done if self._n_done else 0.0
-        self._turn_s = max(self._turn_s, now) + each_s / _PACE
-        wait_s = self._turn_s - now
-        if wait_s > LATEST_TURN_S:  # spread over the last half
-            wait_s = LATEST_TURN_S / 2 + wait_s % (LATEST_TURN_S / 2)
-        return wait_s
+        if not self._n_done:
+            each_s = self._crowded_s / max(self.n_waiting, 1)  # as `seconds`: all take as long as they have waited
+            return max(self._turns.promise(now, each_s), UNKNOWN_S)
+        return self._turns.promise(now, self._crowded_s / self._n_done, self._excess_s(now))
+
+    def _excess_s(self, now: float) -> float:
+        """The seconds of work beyond `longest_s`, by the rate that counts for returning requests."""
+        seconds = self.seconds(now)
+        if self._steady:
+            seconds = min(seconds, self.units * self._steady_s / self._steady)
+        return max(seconds - self.longest_s, 0.0)
 
     def _seconds_of(self, share: Share, seconds: float) -> float:
         """The part of the waiting `seconds` that is this tenant's."""

@@ -3,7 +3,7 @@
 Imported by all other parts of the server. Knows nothing of models.
 """
 
-from hydrainfer.server.http.access import EXPOSED, Access, RefusalLines, id_in, new_id, read_origins
+from hydrainfer.server.http.access import EXPOSED, ID_HEADERS, Access, RefusalLines, id_in, new_id, read_origins
 from hydrainfer.server.http.body import Bodies, arriving, disconnected, json_response, unless_disconnected
 from hydrainfer.server.http.errors import JSON, as_hydra_error, error_body, error_headers
 from hydrainfer.server.http.failures import Farewell, install_error_handlers
@@ -30,6 +30,7 @@ __all__ = [
     "EMPTY",
     "EXPOSED",
     "EXTENSIONS",
+    "ID_HEADERS",
     "JSON",
     "Access",
     "Bodies",

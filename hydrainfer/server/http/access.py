@@ -26,13 +26,15 @@ _PROBES = (b"/health", b"/ready", b"/ping", b"/load", b"/metrics", b"/v1/overvie
 """Paths that are polled, and logged at DEBUG unless they fail."""
 _CUT_OFF = "disconnected"  # of an answer whose connection ended before its last byte
 _EACH = 20  # refusals per second that get a line of their own
-EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
+ID_HEADERS = ("x-request-id", "request-id")
+"""The headers of a response that have its id: OpenAI's clients read the first, Anthropic's the second."""
+EXPOSED = ("X-Request-Id", "request-id", "Retry-After", "retry-after-ms")
 """Response headers that pages of other origins may read (CORS)."""
 
 
 class Access:
-    """Middleware for request ids and the access log. Every response has an `X-Request-Id`, the client's or one of ours.
-    Every request is counted and logged in one line: method, path without `root_path`, status, seconds to the last byte,
+    """Middleware for request ids and the access log. Every response has an id, the client's or one of ours. Every
+    request is counted and logged in one line: method, path without `root_path`, status, seconds to the last byte,
     ids, address and tenant. Other headers, queries and bodies are not logged."""
 
     def __init__(
@@ -62,7 +64,8 @@ class Access:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message["headers"])
                 status, ours = message["status"], headers.get("X-Request-Id") or new_id()
-                headers["X-Request-Id"] = given or ours
+                for name in ID_HEADERS:
+                    headers[name] = given or ours
                 error = _CUT_OFF
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):

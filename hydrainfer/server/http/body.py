@@ -22,12 +22,25 @@ each takes microseconds in which nobody else is answered."""
 MAX_ENTRIES = 1 << 20
 """Numbers, texts and other plain values in lists, such as the token ids of prompts."""
 _SMALL_BYTES = 1 << 16  # too few for so many
+_BEGINNINGS = {
+    b"\xef\xbb\xbf": "the body begins with a byte order mark; JSON is sent without one",
+    b"\xff\xfe": "the body is UTF-16; JSON is sent in UTF-8",
+    b"\xfe\xff": "the body is UTF-16; JSON is sent in UTF-8",
+    b"\x1f\x8b": "the body is compressed; send it as plain JSON",
+}
+"""The first bytes of bodies that are not JSON, and what these are."""
 _BODIES = 8  # bodies of `max_bytes` that may be held at once
 T = TypeVar("T")
 
 
 class NotJson(InvalidRequest):
     """415: the Content-Type is not JSON. Pages of other origins cannot send a JSON type without a CORS preflight."""
+
+    status = 415
+
+
+class Compressed(InvalidRequest):
+    """415: the body has a Content-Encoding. How much is in it would not be known before it is unpacked."""
 
     status = 415
 
@@ -51,8 +64,9 @@ class Bodies:
 
     async def read(self, request: Request) -> object:
         """The parsed JSON body, without any field that its endpoint refuses. Raises `InvalidRequest` (also as
-        `NotJson` or `BodyStalled`), `RequestTooLarge`, `Overloaded` or `ClientDisconnect`."""
+        `NotJson`, `Compressed` or `BodyStalled`), `RequestTooLarge`, `Overloaded` or `ClientDisconnect`."""
         _check_json(request)
+        _check_plain(request)
         chunks, n = list[bytes](), 0
         announced = request.headers.get("content-length", "")
         self._check(int(announced) if announced.isdigit() else 0)
@@ -99,6 +113,12 @@ def _check_json(request: Request) -> None:
         raise NotJson("the body must be JSON and say so: send the header Content-Type: application/json")
 
 
+def _check_plain(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise Compressed("the body must be sent uncompressed, without Content-Encoding", code="body_compressed")
+
+
 def _parsed(body: bytes) -> object:
     try:
         parsed = orjson.loads(body)
@@ -106,9 +126,22 @@ def _parsed(body: bytes) -> object:
             _check_number(parsed)
         return parsed
     except orjson.JSONDecodeError as e:
-        raise InvalidRequest(
-            f"the body is not valid JSON (line {e.lineno}, column {e.colno})", code="invalid_json"
-        ) from None
+        raise InvalidRequest(_what_is_wrong(body, e), code="invalid_json") from None
+
+
+def _what_is_wrong(body: bytes, error: orjson.JSONDecodeError) -> str:
+    """What keeps a body from being read. It never contains text of the body."""
+    for beginning, what in _BEGINNINGS.items():
+        if body.startswith(beginning):
+            return what
+    try:
+        body.decode()
+    except UnicodeDecodeError as e:
+        return f"the body is not UTF-8 at byte {e.start}"
+    place = f"line {error.lineno}, column {error.colno}"
+    if "surrogate" in error.msg:
+        return f"the body has half of a surrogate pair, \\ud800 to \\udfff, without the other half ({place})"
+    return f"the body is not valid JSON ({place}): {error.msg}"
 
 
 def _check_number(parsed: object) -> None:

@@ -31,6 +31,8 @@ def error_headers(error: HydraError) -> dict[str, str]:
         headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1e3)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if error.code == "body_compressed":
+        headers["accept-encoding"] = "identity"
     return headers
 
 

@@ -4,7 +4,14 @@ Called by the protocols, which are translated to its chats and back. Reaches the
 """
 
 from hydrainfer.server.openai.answers import Answers, Shape
-from hydrainfer.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
+from hydrainfer.server.openai.fields import (
+    ChatFields,
+    CompletionFields,
+    DetokenizeFields,
+    Effort,
+    TokenizeFields,
+    parse,
+)
 from hydrainfer.server.openai.known import CHAT, OPENAI_REFUSED, TEXT
 from hydrainfer.server.openai.logprobs import chat_logprobs
 from hydrainfer.server.openai.parts import Tool
@@ -20,6 +27,7 @@ __all__ = [
     "ChatFields",
     "CompletionFields",
     "DetokenizeFields",
+    "Effort",
     "Reply",
     "Shape",
     "TokenizeFields",

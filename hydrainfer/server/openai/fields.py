@@ -27,6 +27,9 @@ from hydrainfer.server.openai.structured import grammar_of
 _QUESTION = [{"role": "user", "content": "What is 3 + 4?"}]
 _WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model reasons, in OpenAI's words. What each of them does is up to the chat template."""
+
 
 class StreamOptions(Described):
     include_usage: bool | None = field("Whether a last event says how many tokens there were.", True, default=False)
@@ -146,7 +149,7 @@ class CommonFields(Extensions, Penalties, Temper, Streamed):
         names = {}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        if (self.response_format or {}).get("type") in (None, "text"):
+        if self.response_format is None or self.response_format.get("type") == "text":
             forms = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
             sent = [name for name in forms if getattr(self, name) is not None]
             if sent:
@@ -211,8 +214,8 @@ class ChatFields(ChatExtensions, CommonFields):
     include_reasoning: bool | None = field(
         "Whether the answer has the model's reasoning, if it reasons.", False, default=True
     )
-    reasoning_effort: str | None = field(
-        "How much the model reasons: none turns it off; templates that know low, medium and high get these.",
+    reasoning_effort: Effort | None = field(
+        "How much the model reasons: none turns it off; templates that know the others get these.",
         "none",
         unset="the chat template's",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hydrainfer.server.http import EMPTY, KnownFields, Refusal, loose, names, refusals
 from hydrainfer.server.openai.fields import ChatFields, CompletionFields
+from hydrainfer.server.openai.structured import FORMS, HARMLESS
 
 _OPENAI_HARMLESS = names(  # billing, storage, scheduling hints, other names for what is on already
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
@@ -86,6 +87,14 @@ _NESTED = {
     "tools": loose("type function", "custom", function=_FUNCTION),
     "tool_choice": loose("type function", "allowed_tools custom mode tools", function=loose("name")),
     "response_format": loose("type json_schema schema", json_schema=loose("name schema", "strict description")),
+    "structured_outputs": KnownFields(
+        frozenset(FORMS),
+        {
+            **refusals("structural_tag", "send response_format or tools"),
+            **refusals("whitespace_pattern", "JSON is written on one line"),
+        },
+        frozenset(HARMLESS) | names("_backend _backend_was_auto"),
+    ),
     "stream_options": loose("include_usage continuous_usage_stats", "include_obfuscation"),
     "messages": loose(
         "role content name tool_calls tool_call_id reasoning_content reasoning refusal",

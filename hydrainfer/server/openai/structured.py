@@ -12,7 +12,9 @@ from hydrainfer.core import Grammar, InvalidRequest
 _ANY_OBJECT = Grammar("json", '{"type":"object"}')
 _KINDS: Mapping[str, str] = {"json": "json", "regex": "regex", "choice": "choice", "grammar": "lark"}
 """vLLM's names (`guided_NAME`, a key of `structured_outputs`) → `Grammar.kind`."""
-_HARMLESS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+FORMS = (*_KINDS, "json_object")
+"""The names in `structured_outputs` of which a request has one."""
+HARMLESS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
 
 def grammar_of(
@@ -21,17 +23,10 @@ def grammar_of(
     """The grammar that these fields ask for, or None. `guided`: the `guided_*` fields, by the rest of their names; None
     if not sent. Raises `InvalidRequest` naming the field, also if there are several."""
     found: dict[str, Grammar] = {}
-    formatted = _of_format(response_format) if response_format else None
+    formatted = _of_format(response_format) if response_format is not None else None
     if formatted is not None:
         found["response_format"] = formatted
-    for name, value in (structured_outputs or {}).items():
-        where = f"structured_outputs.{name}"
-        if name == "json_object" and value:
-            found[where] = _ANY_OBJECT
-        elif name in _KINDS and value is not None:
-            found[where] = _grammar(_KINDS[name], value, where)
-        elif value and name not in (*_HARMLESS, "json_object"):
-            raise InvalidRequest(f"{where} is not supported by this server", param=where, code="unsupported_parameter")
+    found |= _of_outputs(structured_outputs) if structured_outputs is not None else {}
     for name, value in guided.items():
         if value is not None:
             found[f"guided_{name}"] = _grammar(_KINDS[name], value, f"guided_{name}")
@@ -51,8 +46,28 @@ def json_grammar(schema: object, where: str) -> Grammar:
     return _made("json", text, where)
 
 
+def _of_outputs(outputs: Mapping[str, Any]) -> dict[str, Grammar]:
+    """The grammars of `structured_outputs`, by field. `json_object: false` is none, but says so."""
+    found: dict[str, Grammar] = {}
+    for name, value in outputs.items():
+        where = f"structured_outputs.{name}"
+        if name == "json_object" and value:
+            found[where] = _ANY_OBJECT
+        elif name in _KINDS and value is not None:
+            found[where] = _grammar(_KINDS[name], value, where)
+        elif value and name not in (*HARMLESS, *FORMS):
+            raise InvalidRequest(f"{where} is not supported by this server", param=where, code="unsupported_parameter")
+    if all(outputs.get(name) is None for name in FORMS):
+        message = f"structured_outputs has no form; send one of {', '.join(FORMS)}"
+        raise InvalidRequest(message, param="structured_outputs")
+    return found
+
+
 def _of_format(response_format: Mapping[str, Any]) -> Grammar | None:
     kind = response_format.get("type")
+    if kind is None:
+        message = "response_format.type is missing; it must be text, json_object or json_schema"
+        raise InvalidRequest(message, param="response_format.type")
     if kind in ("text", "json_object") and response_format.get("json_schema") is not None:
         raise InvalidRequest(
             "response_format.json_schema is for the type json_schema", param="response_format.json_schema"

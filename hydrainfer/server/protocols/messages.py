@@ -11,7 +11,8 @@ from hydrainfer.server.openai import Answers, ChatFields, parse
 from hydrainfer.server.protocols.messages_chat import NAMES, chat_of, thinks
 from hydrainfer.server.protocols.messages_fields import CountFields, MessageFields
 from hydrainfer.server.protocols.messages_turn import MessageTurn, error_body
-from hydrainfer.server.protocols.reading import answer_chat, mapping, own_names
+from hydrainfer.server.protocols.places import own_names
+from hydrainfer.server.protocols.reading import answer_chat, mapping
 from hydrainfer.server.protocols.turn import shape_of
 
 _PATH = "/v1/messages"

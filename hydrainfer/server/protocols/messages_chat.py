@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydrainfer.core import InvalidRequest
+from hydrainfer.server.protocols.messages_fields import EFFORTS
+from hydrainfer.server.protocols.places import placed
 from hydrainfer.server.protocols.reading import (
     base64_part,
     entries,
     extensions,
     image_part,
     mapping,
-    placed,
+    role_of,
     string,
     text_part,
     thinking_of,
@@ -21,13 +23,19 @@ from hydrainfer.server.protocols.reading import (
 )
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_ROLES = ("user", "assistant", "system")
+_TEXT_OR_BLOCKS = "a string or a list of blocks"
 
 NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
+    "tools.*.function": "tools.*",
+    "tools.*.function.parameters": "tools.*.input_schema",
+    "tool_choice.function": "tool_choice",
+    "image_url": "image blocks",
 }
-"""The fields that have other names here, by those of a chat."""
+"""The fields that have other names here, by those of a chat. What is in messages is `placed`."""
 
 
 def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any]:
@@ -41,7 +49,7 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
         raise unsupported("going on with an assistant's message", "messages", "the last message must be the user's")
     chat: dict[str, Any] = {
         "messages": [
-            *(placed(message, "system") for message in system),
+            *(placed(message, "system", content="system") for message in system),
             *(placed(m, f"messages.{i}") for i, turn in enumerate(turns) for m in _turn(turn, f"messages.{i}")),
         ],
         "max_tokens": body.get("max_tokens"),
@@ -53,12 +61,21 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
     }
     output = mapping(body.get("output_config") or {}, "output_config")
     effort = output.get("effort")
-    chat |= thinking_of(body, string(effort, "output_config.effort") if effort and thinks(body) else thinks(body))
-    form = mapping(output.get("format") or body.get("output_format") or {}, "output_config.format")
-    if form.get("type") == "json_schema":
-        schema = mapping(form.get("schema"), "output_config.format.schema")
-        chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    if effort not in (None, *EFFORTS):
+        raise InvalidRequest(f"output_config.effort must be one of {', '.join(EFFORTS)}", param="output_config.effort")
+    chat |= thinking_of(body, effort if effort and thinks(body) else thinks(body))
+    for form, where in ((output.get("format"), "output_config.format"), (body.get("output_format"), "output_format")):
+        if form is not None:
+            chat["response_format"] = _format(mapping(form, where), where)
+            break
     return {name: value for name, value in chat.items() if value is not None}
+
+
+def _format(form: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if form.get("type") != "json_schema":
+        raise InvalidRequest(f"{where}.type must be json_schema", param=f"{where}.type")
+    schema = mapping(form.get("schema"), f"{where}.schema")
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
 def thinks(body: Mapping[str, Any]) -> bool | None:
@@ -73,24 +90,26 @@ def thinks(body: Mapping[str, Any]) -> bool | None:
 def _system(system: object) -> str:
     if isinstance(system, str):
         return system
-    return "\n\n".join(string(part.get("text"), f"system.{i}.text") for i, part in enumerate(entries(system, "system")))
+    parts = entries(system, "system", _TEXT_OR_BLOCKS)
+    return "\n\n".join(string(part.get("text"), f"system.{i}.text") for i, part in enumerate(parts))
 
 
 def _turn(turn: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """The chat messages of one turn. Tool results come first, as messages of their own. Their pictures go into the
     user's message, since only user messages may have pictures."""
-    role, content = turn.get("role"), turn.get("content")
+    role, content = role_of(turn, where, _ROLES), turn.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    blocks, where = entries(content, f"{where}.content"), f"{where}.content"
+    where = f"{where}.content"
+    blocks = entries(content, where, _TEXT_OR_BLOCKS)
     if role == "assistant":
         return [_assistant(blocks, where)]
     results: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
     for i, block in enumerate(blocks):
         if block.get("type") == "tool_result":
-            text, pictures = _result(block, f"{where}.{i}")
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+            result, pictures = _result(block, f"{where}.{i}")
+            results.append(result)
             parts += pictures
         else:
             parts.append(_part(block, f"{where}.{i}"))
@@ -104,9 +123,7 @@ def _assistant(blocks: Any, where: str) -> dict[str, Any]:
     for i, block in enumerate(blocks):
         kind = block.get("type")
         if kind == "tool_use":
-            arguments = written(mapping(block.get("input") or {}, f"{where}.{i}.input"), f"{where}.{i}.input")
-            function = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            calls.append(_call(block, f"{where}.{i}"))
         elif kind == "thinking":
             thoughts.append(string(block.get("thinking"), f"{where}.{i}.thinking"))
         elif kind != "redacted_thinking":
@@ -115,14 +132,22 @@ def _assistant(blocks: Any, where: str) -> dict[str, Any]:
     return {"role": "assistant", "content": texts or None, **({"tool_calls": calls} if calls else {}), **thought}
 
 
-def _result(block: Mapping[str, Any], where: str) -> tuple[str, list[dict[str, Any]]]:
-    """The text and the pictures of a tool result."""
-    content = block.get("content")
-    if content is None or isinstance(content, str):
-        return content or "", []
-    parts = [_part(part, f"{where}.content.{i}") for i, part in enumerate(entries(content, f"{where}.content"))]
-    texts = [part["text"] for part in parts if part["type"] == "text"]
-    return "\n".join(texts), [part for part in parts if part["type"] != "text"]
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    arguments = written(mapping(block.get("input") or {}, f"{where}.input"), f"{where}.input")
+    function = {"name": block.get("name"), "arguments": arguments}
+    return placed({"id": block.get("id"), "type": "function", "function": function}, where, function=where)
+
+
+def _result(block: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The message and the pictures of a tool result."""
+    content, inside = block.get("content"), f"{where}.content"
+    text, pictures = content or "", []
+    if content is not None and not isinstance(content, str):
+        parts = [_part(part, f"{inside}.{i}") for i, part in enumerate(entries(content, inside, _TEXT_OR_BLOCKS))]
+        text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+        pictures = [part for part in parts if part["type"] != "text"]
+    message = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+    return placed(message, where, tool_call_id=f"{where}.tool_use_id", content=inside), pictures
 
 
 def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -134,7 +159,7 @@ def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
         if source.get("type") == "base64":
             return base64_part(source.get("data"), source.get("media_type", "image/png"), f"{where}.source.data")
         if source.get("type") == "url":
-            return image_part(string(source.get("url"), f"{where}.source.url"))
+            return image_part(string(source.get("url"), f"{where}.source.url"), f"{where}.source.url")
         raise unsupported(f"{where}.source.type", f"{where}.source.type", "send base64 or url")
     raise unsupported(f"{where}: a block of this type", f"{where}.type", "send text, image, tool_use or tool_result")
 

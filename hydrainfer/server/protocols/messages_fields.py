@@ -7,6 +7,7 @@ from typing import Any, Literal
 from hydrainfer.server.http import ChatExtensions, Described, Streamed, Temper, Whole, field
 
 _SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _WEATHER = {"name": "get_weather", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -87,7 +88,7 @@ class Form(Described):
 
 class Output(Described):
     effort: str | None = field(
-        "How much the model reasons, if thinking is on: low, medium or high.", "low", unset="the chat template's"
+        "How much the model reasons, if thinking is on.", choices=EFFORTS, unset="the chat template's"
     )
     format: Form | None = field("The form of the answer.", {"type": "json_schema", "schema": _SCHEMA}, unset="any text")
 

@@ -14,10 +14,19 @@ from hydrainfer.checkpoint import find_json
 from hydrainfer.processor import ModelDescription
 from hydrainfer.server.http import Bodies, Body, KnownFields, Protocol, json_response, names, refusals
 from hydrainfer.server.openai import OPENAI_REFUSED, Answers, CompletionFields, Shape, parse
-from hydrainfer.server.protocols.ollama_chat import chat_of, generate_of, names_of, only_loads, raw_of, thinks
+from hydrainfer.server.protocols.ollama_chat import (
+    chat_of,
+    check_types,
+    generate_of,
+    names_of,
+    only_loads,
+    raw_of,
+    thinks,
+)
 from hydrainfer.server.protocols.ollama_fields import GenerateFields, OllamaChatFields, OptionFields, ShowFields
 from hydrainfer.server.protocols.ollama_turn import ChatTurn, GenerateTurn, error_body, head
-from hydrainfer.server.protocols.reading import answer_chat, mapping, own_names, string
+from hydrainfer.server.protocols.places import own_names
+from hydrainfer.server.protocols.reading import answer_chat, mapping, string
 from hydrainfer.server.protocols.turn import shape_of
 
 _OLLAMA_VERSION = "0.12.11"
@@ -54,7 +63,9 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
     details = _details(model)
 
     async def body_of(request: Request) -> Mapping[str, Any]:
-        return mapping(await bodies.read(request), "the body")
+        body = mapping(await bodies.read(request), "the body")
+        check_types(body)
+        return body
 
     async def answered(request: Request, body: Mapping[str, Any], chat: dict[str, Any], shape: Shape) -> Response:
         if thinks(body):

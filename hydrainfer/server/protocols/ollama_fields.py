@@ -8,6 +8,7 @@ from hydrainfer.server.http import ChatExtensions, Described, Named, Penalties, 
 from hydrainfer.server.openai import Tool
 
 _SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+EFFORTS = ("low", "medium", "high")
 _WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 """A PNG of one red pixel, in base64."""
@@ -90,7 +91,7 @@ class GenerateFields(OllamaFields):
     """`/api/generate`. Without a prompt and pictures it only says that the model is loaded."""
 
     prompt: str | None = field("The question, or with raw the text to continue.", "What is 3 + 4?", default="")
-    system: str | None = field("What the model shall keep to.", "Be brief.", unset="none")
+    system: str | None = field("What the model shall keep to; not with raw.", "Be brief.", unset="none")
     images: list[str] | None = field("The files of the pictures, in base64; not with raw.", [PIXEL], default=[])
     raw: bool | None = field("Whether the prompt is a text to continue, without a template.", True, default=False)
 

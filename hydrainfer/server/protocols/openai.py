@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -9,7 +10,7 @@ from starlette.responses import Response
 
 from hydrainfer.server.http import Bodies, Body, Protocol, json_response
 from hydrainfer.server.openai import CHAT, TEXT, Answers, ChatFields, CompletionFields, parse
-from hydrainfer.server.protocols.reading import own_names
+from hydrainfer.server.protocols.places import own_names
 
 _QUESTION = {"messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 _NAME = Path(description="A name of the model.", examples=["shapes-and-digits"])
@@ -19,10 +20,18 @@ def _routes(answers: Answers, bodies: Bodies) -> APIRouter:
     router = APIRouter()
     model = answers.intake.processor.model
     created = int(answers.wall_clock())
+    anthropics = {
+        "type": "model",
+        "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": model.n_context,
+    }
 
     def model_card(name: str) -> dict[str, Any]:
+        """A model in OpenAI's words, then in vLLM's, then in Anthropic's, whose client asks the same path."""
         card = {"id": name, "object": "model", "created": created, "owned_by": "hydrainfer"}
-        return {**card, "root": model.path.name, "max_model_len": model.n_context}
+        card |= {"root": model.path.name, "max_model_len": model.n_context}
+        return {**card, "display_name": name, **anthropics}
 
     @router.get("/v1/models", summary="The model, by all its names")
     async def models() -> Response:

@@ -8,13 +8,14 @@ from typing import Any
 import orjson
 
 from hydrainfer.core import InvalidRequest
+from hydrainfer.server.protocols.places import placed
 from hydrainfer.server.protocols.reading import (
     add_result,
     entries,
     extensions,
     image_part,
     mapping,
-    placed,
+    role_of,
     string,
     text_part,
     unsupported,
@@ -24,13 +25,18 @@ from hydrainfer.server.protocols.responses_turn import ECHOED
 
 _INCLUDED = ("reasoning.encrypted_content",)  # accepted, but never included: no answer has any
 _PENALTIES = ("presence_penalty", "frequency_penalty")
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXT_OR_PARTS = "a string or a list of parts"
 NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tools.*.function": "tools.*",
+    "tool_choice.function": "tool_choice",
+    "image_url": "input_image",
 }
-"""The fields that have other names here, by those of a chat."""
+"""The fields that have other names here, by those of a chat. What is in messages is `placed`."""
 _SAME = ("model", "stream", "temperature", "top_p", "top_k", "parallel_tool_calls", "stop", *_PENALTIES)
 
 
@@ -47,9 +53,12 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     if text.get("verbosity") not in (None, "medium"):
         raise unsupported("text.verbosity", "text.verbosity", "say in the prompt how long an answer should be")
     instructions = body.get("instructions")
-    first = [{"role": "system", "content": string(instructions, "instructions")}] if instructions else []
+    first = []
+    if instructions:
+        message = {"role": "system", "content": string(instructions, "instructions")}
+        first.append(placed(message, "instructions", content="instructions"))
     chat: dict[str, Any] = {
-        "messages": [*(placed(message, "instructions") for message in first), *_messages(body.get("input"))],
+        "messages": [*first, *_messages(body.get("input"))],
         "max_tokens": body.get("max_output_tokens"),
         "tools": _tools(body.get("tools")),
         "tool_choice": _tool_choice(body.get("tool_choice")),
@@ -63,7 +72,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _messages(given: object) -> list[dict[str, Any]]:
     if isinstance(given, str):
-        return [placed({"role": "user", "content": given}, "input")]
+        return [placed({"role": "user", "content": given}, "input", content="input")]
     if not isinstance(given, list) or not given:
         raise InvalidRequest("input must be a text or a list of items, not empty", param="input")
     messages: list[dict[str, Any]] = []
@@ -73,7 +82,7 @@ def _messages(given: object) -> list[dict[str, Any]]:
         if kind == "message":
             _say(_message(item, where), messages)
         elif kind == "function_call":
-            _call(item, messages)
+            _call(item, where, messages)
         elif kind == "function_call_output":
             _output(item, where, messages)
         elif kind == "reasoning":
@@ -96,11 +105,14 @@ def _thought(item: Mapping[str, Any], where: str) -> str:
 
 
 def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    role, content = item.get("role"), item.get("content")
+    role, content = role_of(item, where, _ROLES), item.get("content")
     if isinstance(content, str):
         return {"role": role, "content": content}
-    parts = [_part(part, f"{where}.content.{i}") for i, part in enumerate(entries(content, f"{where}.content"))]
-    return {"role": role, "content": parts}
+    return {"role": role, "content": _parts(content, f"{where}.content")}
+
+
+def _parts(content: object, where: str) -> list[dict[str, Any]]:
+    return [_part(part, f"{where}.{i}") for i, part in enumerate(entries(content, where, _TEXT_OR_PARTS))]
 
 
 def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -112,7 +124,8 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     if kind == "input_image":
         if part.get("file_id"):
             raise unsupported(f"{where}.file_id", f"{where}.file_id", "send image_url")
-        return image_part(string(part.get("image_url"), f"{where}.image_url"))
+        where = f"{where}.image_url"
+        return image_part(string(part.get("image_url"), where), where)
     raise unsupported(f"{where}: a part of this type", f"{where}.type", "send input_text or input_image")
 
 
@@ -127,10 +140,11 @@ def _say(message: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         messages.append(message)
 
 
-def _call(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
+def _call(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
     """Add a call to the last message, if that is the assistant's, or else as a new message."""
     function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
+    call = placed(call, where, id=f"{where}.call_id", function=where)
     if messages and messages[-1]["role"] == "assistant":
         messages[-1].setdefault("tool_calls", []).append(call)
     else:
@@ -139,14 +153,13 @@ def _call(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
 
 def _output(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
     """Add a function's result."""
-    output = item.get("output")
+    output, pictures, inside = item.get("output"), [], f"{where}.output"
     if not isinstance(output, str):
-        found = [_part(part, f"{where}.output.{i}") for i, part in enumerate(entries(output, f"{where}.output"))]
-        pictures = [part for part in found if part["type"] != "text"]
-        output = "\n".join(part["text"] for part in found if part["type"] == "text")
-    else:
-        pictures = []
-    add_result(messages, {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}, pictures)
+        parts = _parts(output, inside)
+        pictures = [part for part in parts if part["type"] != "text"]
+        output = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+    add_result(messages, placed(result, where, tool_call_id=f"{where}.call_id", content=inside), pictures)
 
 
 def _tools(tools: object) -> list[dict[str, Any]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hydrainfer.server.http import ChatExtensions, Described, Penalties, Streamed, Temper, Whole, field
+from hydrainfer.server.openai import Effort
 
 _SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 _WEATHER = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
@@ -82,8 +83,8 @@ class Text(Described):
 
 
 class Reasoning(Described):
-    effort: str | None = field(
-        "How much the model reasons: none turns it off; templates that know low, medium and high get these.",
+    effort: Effort | None = field(
+        "How much the model reasons: none turns it off; templates that know the others get these.",
         "none",
         unset="the chat template's",
     )

@@ -45,7 +45,7 @@ class ResponseTurn(ReplyTurn):
         )
 
     def begin(self, part: ReplyPart) -> bytes:
-        added = self._event("response.output_item.added", item=self._item(part, "in_progress"), **self._at())
+        added = self._event("response.output_item.added", item=self._begun_item(part), **self._at())
         if part.kind == "call":
             return added
         return added + self._event("response.content_part.added", part=_content(part, ""), **self._inside())
@@ -67,7 +67,8 @@ class ResponseTurn(ReplyTurn):
             else:
                 events = self._event("response.output_text.done", text=part.text, logprobs=[], **self._inside())
             events += self._event("response.content_part.done", part=_content(part, part.text), **self._inside())
-        return events + self._event("response.output_item.done", item=self._item(part, "completed"), **self._at())
+        item = self._ended_item(len(self.parts) - 1)
+        return events + self._event("response.output_item.done", item=item, **self._at())
 
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
         response = self._ended(n_tokens, timelines)
@@ -94,7 +95,7 @@ class ResponseTurn(ReplyTurn):
             "created_at": self.created,
             "status": status,
             "model": self.model,
-            "output": [self._item(part, "completed", i) for i, part in enumerate(self.parts)],
+            "output": [self._ended_item(i) for i in range(len(self.parts))],
             "usage": usage,
             "error": None,
             "incomplete_details": cut,
@@ -105,12 +106,24 @@ class ResponseTurn(ReplyTurn):
             "previous_response_id": None,
         }
 
-    def _item(self, part: ReplyPart, status: str, index: int | None = None) -> dict[str, Any]:
-        id = self._item_id(part, len(self.parts) - 1 if index is None else index)
+    def _begun_item(self, part: ReplyPart) -> dict[str, Any]:
+        """The item of a new part, the last of `parts`, which is still empty."""
+        item = self._item(part, len(self.parts) - 1, "in_progress")
+        if part.kind == "call":
+            return {**item, "arguments": ""}
+        return {**item, "content": []}
+
+    def _ended_item(self, index: int) -> dict[str, Any]:
+        """The item of a part that has ended. Its status is `incomplete` if the end of the answer cut it."""
+        cut = self.cut and index == len(self.parts) - 1
+        return self._item(self.parts[index], index, "incomplete" if cut else "completed")
+
+    def _item(self, part: ReplyPart, index: int, status: str) -> dict[str, Any]:
+        id = self._item_id(part, index)
         if part.kind == "call":
             head = {"type": "function_call", "id": id, "call_id": part.id, "name": part.name}
-            return {**head, "arguments": part.text if status == "completed" else "", "status": status}
-        content = [_content(part, part.text)] if status == "completed" else []
+            return {**head, "arguments": part.text, "status": status}
+        content = [_content(part, part.text)]
         if part.kind == "thought":
             return {"type": "reasoning", "id": id, "summary": [], "status": status, "content": content}
         return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}

@@ -77,8 +77,19 @@ class ReplyTurn(Reply):
         """Whether the answer has calls and ended by itself, or at a stop string that cut none of them."""
         if self.finish_reason != "stop" or not any(part.kind == "call" for part in self.parts):
             return False
+        return self.parts[-1].kind != "call" or not self.cut
+
+    @property
+    def cut(self) -> bool:
+        """Whether the answer ended before the last of `parts` was whole: at its greatest length or, inside a call, at a
+        stop string."""
+        stopped = self.finish_reason == "length" or isinstance(self.stop_reason, str)
+        if not stopped or not self.parts:
+            return False
         last = self.parts[-1]
-        return last.kind != "call" or not isinstance(self.stop_reason, str) or is_json(last.text)
+        if last.kind == "call":
+            return not is_json(last.text)
+        return self.finish_reason == "length"
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:  # noqa: ARG002
         return b"".join(map(self._say, deltas))

@@ -14,7 +14,7 @@ calls = anthropic.Anthropic(base_url=CALLS.removesuffix("/v1"), api_key=KEY, max
 
 def pictures():
     answer = sees.messages.create(model="shapes", messages=MESSAGES, **HOW)
-    assert answer.content[0].text == ANSWER and answer.stop_reason == "end_turn"
+    assert answer.content[0].text == ANSWER and answer.stop_reason == "end_turn" and answer._request_id
 
 
 def streaming():
@@ -25,6 +25,10 @@ def streaming():
 
 def counting():
     assert sees.messages.count_tokens(model="shapes", messages=MESSAGES).input_tokens > 20
+
+
+def models():
+    assert "shapes" in [model.display_name for model in sees.models.list()]
 
 
 def tools():
@@ -48,4 +52,4 @@ def errors():
 
 
 if __name__ == "__main__":
-    run(pictures, streaming, counting, tools, errors)
+    run(pictures, streaming, counting, models, tools, errors)

@@ -57,8 +57,7 @@ def test_only_the_thread_that_computes_too_long_is_stopped():
 
     def run(name, work):
         try:
-            with dog.watching():
-                work()
+            dog.run(work)
             ends[name] = "done"
         except TooSlow:
             ends[name] = "stopped"

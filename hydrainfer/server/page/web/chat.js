@@ -131,9 +131,9 @@ function busy(now) {
 }
 
 async function ask(settings, tray) {
-  await tray.reading;
+  if (!(await tray.ready())) return;
   const question = { role: "user", text: $("question").value, media: tray.items };
-  if (running || !(question.text.trim() || question.media.length)) return;
+  if ($("send").disabled || !(question.text.trim() || question.media.length)) return;
   const body = { ...bodyOf(settings.model, [...history, question]), ...OPTIONS };
   const shown = showQuestion(question), answer = new Answer();
   tray.take();
@@ -195,19 +195,37 @@ function checkOthers() {
   try {
     otherFields();
   } catch (error) {
-    trouble = `Other fields: this is no JSON object (${error.message}).`;
+    trouble = `Other fields: ${error.message}.`;
   }
   $("others-trouble").textContent = trouble;
   $("send").disabled = trouble !== "" || running !== null;
   $("as-curl").disabled = $("as-python").disabled = trouble !== "";
 }
 
+// Files that are dropped anywhere go to the tray: the browser would open them, or a link, in place of the chat. What is
+// dropped into a field as text is left to the browser.
+function catchDrops(tray) {
+  const over = (now) => $("chat").classList.toggle("over", now);
+  const hasFiles = (e) => e.dataTransfer.types.includes("Files");
+  const isText = (e) => !hasFiles(e) && e.target.matches?.("textarea, input");
+  addEventListener("dragover", (e) => {
+    if (isText(e)) return;
+    e.preventDefault();
+    over(hasFiles(e));
+  });
+  addEventListener("dragleave", (e) => { if (e.relatedTarget === null) over(false); });
+  addEventListener("drop", (e) => {
+    over(false);
+    if (isText(e)) return;
+    e.preventDefault();
+    tray.add(e.dataTransfer.files);
+  });
+}
+
 // `settings()`: the model's name, the headers of requests, and what the server takes (of /v1/overview).
 export function playground(settings) {
-  const tray = new Tray(() => settings().takes), card = $("chat");
-  card.ondragover = (e) => { e.preventDefault(); card.classList.add("over"); };
-  card.ondragleave = () => card.classList.remove("over");
-  card.ondrop = (e) => { e.preventDefault(); card.classList.remove("over"); tray.add(e.dataTransfer.files); };
+  const tray = new Tray(() => settings().takes);
+  catchDrops(tray);
   addEventListener("paste", (e) => { if (e.clipboardData.files.length) tray.add(e.clipboardData.files); });
   $("pick").onclick = () => $("file").click();
   $("file").onchange = () => { tray.add($("file").files); $("file").value = ""; };
@@ -219,7 +237,7 @@ export function playground(settings) {
     history = [];
     $("log").replaceChildren($("log-empty"));
     $("log-empty").hidden = false;
-    tray.put([]);
+    tray.clear();
     $("question").focus();
   };
   $("ask").onsubmit = (e) => { e.preventDefault(); if (!running && !$("send").disabled) ask(settings(), tray); };

@@ -85,54 +85,96 @@ export class Tray {
   constructor(takes) {
     this.takes = takes;
     this.items = [];
+    this.troubles = []; // what is wrong with files that were added
+    this.unread = 0; // how many files are still to be read
+    this.generation = 0; // how often the tray was cleared: files of an earlier generation are dropped
     this.reading = Promise.resolve();
   }
 
   // Add files, one after the other, in this order; what is wrong with some of them is said at once.
   add(files) {
-    const wanted = [...files], troubles = [];
-    this.reading = this.reading.then(async () => {
-      for (const file of wanted) {
-        try {
-          this.#admit(await checked(file, this.takes()));
-        } catch (error) {
-          troubles.push(`${file.name || "what you pasted"} ${error.message}.`);
-        }
-      }
-      this.show(troubles.join(" "));
-    });
-    return this.reading;
+    const wanted = [...files], generation = this.generation;
+    this.#forget();
+    this.unread += wanted.length;
+    this.reading = this.reading.then(() => this.#read(wanted, generation));
   }
 
-  #admit(one) {
+  async #read(files, generation) {
+    for (const file of files) {
+      let one = null, trouble = "";
+      try {
+        one = await checked(file, this.takes());
+      } catch (error) {
+        trouble = error.message;
+      }
+      if (generation !== this.generation) return;
+      this.unread -= 1;
+      trouble ||= this.#tooMuch(one);
+      if (trouble) this.troubles.push(`${file.name || "what you pasted"} ${trouble}.`);
+      else this.items.push(one);
+    }
+    this.show();
+  }
+
+  // Waits until each file is read. False if something is wrong with one of them, which is said, or if the tray was cleared.
+  async ready() {
+    if (this.unread === 0) return true;
+    const { generation } = this;
+    while (this.unread > 0 && generation === this.generation) await this.reading;
+    if (generation !== this.generation) return false;
+    if (this.troubles.length > 0) this.show("The question was not sent.");
+    return this.troubles.length === 0;
+  }
+
+  // Forget the troubles, unless files are being read: then there may be some that nobody has seen.
+  #forget() {
+    if (this.unread === 0) this.troubles = [];
+  }
+
+  // Why a picture or video has no place beside the others; "" if it has.
+  #tooMuch(one) {
     const takes = this.takes(), noun = isVideo(one) ? "video" : "picture", most = takes[`${noun}s`];
     const n = this.items.filter((other) => isVideo(other) === isVideo(one)).length;
     const sent = this.items.reduce((sum, other) => sum + other.url.length, one.url.length);
-    if (n >= most) throw new Error(`is too much: a request holds at most ${most} ${noun}${most === 1 ? "" : "s"}`);
-    if (sent > takes.body_bytes) throw new Error(`is too much: a request has at most ${bytes(takes.body_bytes)}`);
-    this.items.push(one);
+    if (n >= most) return `is too much: a request holds at most ${most} ${noun}${most === 1 ? "" : "s"}`;
+    if (sent > takes.body_bytes) return `is too much: a request has at most ${bytes(takes.body_bytes)}`;
+    return "";
   }
 
   // The items, which leave the tray.
   take() {
     const items = this.items;
+    this.#forget();
     this.put([]);
     return items;
   }
 
   put(items) {
     this.items = items;
-    this.show("");
+    this.show();
   }
 
-  show(trouble) {
-    $("trouble").textContent = trouble;
+  // Drop everything, files that are being read too.
+  clear() {
+    this.generation += 1;
+    this.unread = 0;
+    this.take();
+  }
+
+  #remove(one) {
+    this.#forget();
+    this.put(this.items.filter((other) => other !== one));
+  }
+
+  // `more`: what is said after the troubles.
+  show(more = "") {
+    $("trouble").textContent = [...this.troubles, more].join(" ").trim();
     $("tray").hidden = this.items.length === 0;
     $("tray").replaceChildren(...this.items.map((one) => {
       const entry = make("li"), away = make("button", "plain", "×");
       away.type = "button";
       away.setAttribute("aria-label", `Remove ${one.name}`);
-      away.onclick = () => this.put(this.items.filter((other) => other !== one));
+      away.onclick = () => this.#remove(one);
       entry.append(thumbnail(one), away);
       return entry;
     }));

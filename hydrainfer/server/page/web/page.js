@@ -5,7 +5,7 @@ import { $ } from "./dom.js";
 import { showLayout } from "./layout.js";
 import { playground } from "./chat.js";
 
-const EVERY_MS = 1000, KEPT_MS = 300_000;
+const EVERY_MS = 1000, PATIENCE_MS = 3000, KEPT_MS = 300_000;
 const NOTHING = { pictures: 0, videos: 0, picture_bytes: 0, video_bytes: 0, body_bytes: 0 };
 let key = "", model = "", takes = NOTHING, last = 0, ended = [];
 
@@ -41,7 +41,8 @@ function show(seen) {
 
 async function look() {
   try {
-    const response = await fetch(`v1/overview?after=${last}`, { headers: headers() });
+    const signal = AbortSignal.timeout(PATIENCE_MS);
+    const response = await fetch(`v1/overview?after=${last}`, { headers: headers(), signal });
     $("key").hidden = response.status !== 401;
     if (response.status === 401) say(key ? "this key is not known" : "an API key is needed", "bad");
     else if (response.ok) show(await response.json());

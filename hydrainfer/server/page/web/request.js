@@ -8,12 +8,21 @@ const OF_OPENAI = new Set(["model", "messages", "max_tokens", "temperature", "to
   "top_logprobs", "presence_penalty", "frequency_penalty", "logit_bias", "response_format", "tools", "tool_choice", "user",
   "max_completion_tokens", "reasoning_effort", "parallel_tool_calls", "prediction", "stream_options"]);
 
-// The object in the box of other fields. Fails if it is none.
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`this is no JSON object (${error.message})`);
+  }
+}
+
+// The object in the box of other fields. Fails if it is none, or asks for what the playground does not show.
 export function otherFields() {
   const text = $("others").value.trim();
   if (text === "") return {};
-  const value = JSON.parse(text);
-  if (value === null || typeof value !== "object" || Array.isArray(value)) throw new Error("it is no object");
+  const value = parsed(text);
+  if (value === null || typeof value !== "object" || Array.isArray(value)) throw new Error("this is no JSON object");
+  if (value.n > 1) throw new Error("the playground shows one answer to a question, so n cannot be more than 1 here");
   return value;
 }
 
