@@ -87,7 +87,7 @@ def _breaking(result: BenchResult) -> Iterator[str]:
         n_failed = n_failed_of(run.report)
         if n_failed > n:
             why = f"{n_failed} of {n_missed} misses have no answer"
-            yield f"{name} breaks first by failing, most requests {main_kind(run)}: at {run.arrivals}, {why}."
+            yield f"{name} breaks first because requests fail, most of them {main_kind(run)}: at {run.arrivals}, {why}."
         elif n:
             blame = f"{n} of {n_missed} misses are {what.upper()} because of it"
             yield f"{name} breaks first at {part.replace('_', ' ')}: at {run.arrivals}, {blame}."
