@@ -97,8 +97,12 @@ def _shown(field: msgspec.structs.FieldInfo) -> str:
 
 
 def check_out(out: Path) -> None:
-    """Raises `ConfigError` if `out` cannot become a folder, before hours are spent on its content."""
+    """Make the folder `out`. Raises `ConfigError` if that is impossible, before hours are spent on its content."""
     there = next(folder for folder in (out, *out.absolute().parents) if os.path.exists(folder))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "cannot be written" if there.is_dir() else "is a file, not a folder"
         raise ConfigError(f"--out {out}: {there} {why}", param="out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"--out {out}: cannot be made: {e.strerror}", param="out") from None

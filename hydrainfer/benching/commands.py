@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # these take long to import
     from hydrainfer.workload.measuring import Asked
     from hydrainfer.workload.sources import Workload
 
-INTERRUPTED, GONE = 130, 1
+INTERRUPTED, GONE, NOTHING = 130, 1, 1
 _FEWEST = 8  # requests that `bench` sends one at a time before its first run
 
 
@@ -73,14 +73,14 @@ def run(**flags: Any) -> None:
     from hydrainfer.workload.sources import read_workload
 
     options = RunOptions(**flags)
-    if options.out is not None:
-        check_out(options.out)
     addresses, parts = sorted_out(options.urls, options.goodput)
     spec = read_workload(options.workload, data=options.data, pictures=options.pictures)
     check_like(options.like, spec)
     needed = options.rate is None and options.concurrency is None
     objective = objective_of(parts, options.slo, options.like, spec.dataset, needed)
     asked = _asked(options, spec, objective)
+    if options.out is not None:
+        check_out(options.out)
     target = Endpoint(base_url=addresses[0] if addresses else URL, model=options.model, api_key=options.api_key)
     console = Console(stderr=True, highlight=False)
     console.print(
@@ -135,7 +135,6 @@ def compare(**flags: Any) -> None:
     from hydrainfer.workload.sources import read_workload
 
     options = Compare(**flags)
-    check_out(options.out)
     plan = read_plan(options.config, options.as_plan())
     if plan.layouts and plan.place.model is not None and not is_hub_name(plan.place.model):
         architecture_of(locate(plan.place.model))
@@ -143,6 +142,7 @@ def compare(**flags: Any) -> None:
     objective = objective_of([], plan.slo or None, plan.like, spec.dataset, True)
     if objective is None:
         raise ConfigError("a comparison needs an SLO: --goodput 'ttft:250 tpot:40' (ms), --slo or --like", param="slo")
+    check_out(options.out)
     console = Console(stderr=True, highlight=False)
     effort = Effort(requests=plan.requests, min_s=min_seconds_of(plan.min_s, objective), timeout_s=plan.timeout_s)
     with Shown(console, objective) as watch:
@@ -153,7 +153,7 @@ def compare(**flags: Any) -> None:
 
 
 def _finish(result: Any, out: Path | None, as_json: bool) -> None:
-    """Show and write the result; exit 1 if the server is gone or none could be measured, 130 if interrupted."""
+    """Show and write the result; exit 1 if the server is gone or nothing was measured, 130 if interrupted."""
     from hydrainfer.reports.bench import answer, conclusions, tables_of, write_files
 
     console = Console(stderr=as_json, highlight=False)
@@ -168,14 +168,14 @@ def _finish(result: Any, out: Path | None, as_json: bool) -> None:
     if out is not None:
         paths = write_files(result, out)
         console.print(f"wrote {', '.join(str(p) for p in paths)}", markup=False, soft_wrap=True)
-    elif not as_json:
+    elif not as_json and result.runs:
         console.print("[dim]for a page with figures, run the same with --out DIR[/dim]")
     if as_json:
         sys.stdout.write(result.to_json().decode())
     if result.stopped:
         raise typer.Exit(_status(result.stopped))
-    if all(server.failed for server in result.servers):
-        raise typer.Exit(GONE)
+    if not result.runs or all(server.failed for server in result.servers):
+        raise typer.Exit(NOTHING)
 
 
 @with_flags(Trace, "workload")

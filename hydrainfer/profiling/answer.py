@@ -28,7 +28,6 @@ from hydrainfer.planner.search import (
     Row,
     Study,
     TierGain,
-    check_possible,
     grid_of,
     layout_file,
     layout_of,
@@ -40,8 +39,10 @@ from hydrainfer.planner.search import (
     search,
     tier_gains,
     use_of,
+    why_impossible,
 )
 from hydrainfer.profiling.question import ProfileSetup
+from hydrainfer.profiling.traces import fewer_than_usual
 from hydrainfer.version import __version__
 
 _WIDE = 0.2  # relative width of an interval beyond which the plan has a note
@@ -60,7 +61,7 @@ def answer(
     grid: bool = False,
 ) -> tuple[LayoutPlan, Study]:
     """The plan and the study of its devices. `ratios`, `grid`: also compute what the report's figures need. Raises
-    `ConfigError`, also if no layout can meet the SLO even without load; the message then names the stage to blame."""
+    `ConfigError`."""
     begin_s = time.perf_counter()
     q = asked.question
     inputs = asked.inputs
@@ -72,7 +73,7 @@ def answer(
     n_devices = result.n_devices
     found = rows_of(study, result.findings, n_processes=n_processes, on_progress=on_progress)
     rows = [_priced(row, asked, n_devices) for row in found]
-    rate = q.rate or rate_for_ratios(rows)
+    rate = q.rate if rows and q.rate else rate_for_ratios(rows)
     best_ratios: tuple[Ratio, ...] = ()
     cells: tuple[Cell, ...] = ()
     if limits is not None:
@@ -105,6 +106,7 @@ def answer(
         price=asked.prices.per_hour(n_devices),
         prices=asked.prices.terms(n_devices),
         watts=asked.prices.watts(n_devices),
+        impossible=result.impossible,
         took_s=time.perf_counter() - begin_s,
         command=command,
         version=__version__,
@@ -157,12 +159,14 @@ def _grid_limits(slo: Slo) -> tuple[list[float], list[float]]:
 
 
 class _SearchResult(NamedTuple):
-    """The result of the search for `n_devices`, and notes about it."""
+    """The result of the search for `n_devices`, and notes about it. `impossible`: why the SLO cannot be met, which then
+    was not searched for; "" if it may be."""
 
     study: Study
     n_devices: int
     findings: Sequence[Finding]
     notes: list[str]
+    impossible: str = ""
 
 
 def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on_progress: OnProgress) -> _SearchResult:
@@ -170,7 +174,8 @@ def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on
     n = asked.inputs.n_instances
     study = asked.inputs.study()
     candidates = asked.inputs.candidates(study)
-    check_possible(study, candidates)
+    if impossible := why_impossible(study, candidates):
+        return _SearchResult(study, n, [], [], impossible)
     if q.objective == "goodput":
         findings = search(study, candidates, n_processes=n_processes, exhaustive=exhaustive, on_progress=on_progress)
         return _SearchResult(study, n, findings, _undecided(findings))
@@ -270,6 +275,8 @@ def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str
             f"These numbers include the {server_ms:.3g} ms of the same cores that the server takes for each request, "
             "but no client on this machine."
         )
+    if fewer := fewer_than_usual(asked.question, len(asked.inputs.trace)):
+        yield fewer
     if crowded := _crowded(asked, n_devices):
         yield crowded
     if not asked.servable:

@@ -16,7 +16,7 @@ from hydrainfer.families import read_config
 from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.measuring import measurer
-from hydrainfer.profiling.options import REQUESTS, ProfileQuestion
+from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.profiling.progress import shown
 from hydrainfer.profiling.question import ProfileSetup, prepare
 
@@ -112,7 +112,8 @@ def _best(asked: ProfileSetup, console: Console, only: Sequence[str]) -> str:
     text = winners_file(plan, study, asked, only)
     best = plan.choice
     if text is None or best is None:
-        raise ConfigError(f"no layout carries anything of {plan.workload['dataset']} within {plan.slo}", param="slo")
+        why = plan.impossible or f"no layout carries anything of {plan.workload['dataset']} within {plan.slo}"
+        raise ConfigError(why, param="slo")
     console.print(
         f"planned {best.layout}, of {len(plan.layouts)} layouts: {best.goodput:.3g} requests/s of "
         f"{plan.workload['dataset']} within {plan.slo}; why it carries no more: {best.why}",
@@ -156,7 +157,6 @@ def _question(config: ServeConfig, n_devices: int) -> ProfileQuestion:
         dtype=None if dtype == "auto" else dtype,
         quantization=config.quantization,
         workload=workload,
-        requests=REQUESTS,
         slo=config.slo or "",
         drafts=config.drafts if Guessing.of(config.drafts, config.max_drafts) else "off",
         max_drafts=config.max_drafts,

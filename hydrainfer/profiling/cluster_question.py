@@ -100,8 +100,6 @@ def prepare_clusters(q: Profile) -> ClusterSetup:
 
 def _check(q: Profile, file: ClusterFile, has_described: bool) -> None:
     """Raises `ConfigError` for options that mean nothing for clusters, and if `--out` cannot be a folder."""
-    if q.out is not None:
-        check_out(q.out)
     if q.devices:
         raise ConfigError("--devices is for devices in one place: leave it out, or --clusters", param="devices")
     for name in changed_flags(q):
@@ -120,6 +118,8 @@ def _check(q: Profile, file: ClusterFile, has_described: bool) -> None:
         raise ConfigError(f"--target is a share above 0 and at most 1, not {q.target:g}", param="target")
     if q.weights not in ("as-dtype", *WEIGHT_BYTES):
         raise ConfigError(f"no weights {q.weights!r}; there are as-dtype, {', '.join(WEIGHT_BYTES)}", param="weights")
+    if q.out is not None:
+        check_out(q.out)
 
 
 def _dtype(q: Profile) -> str | None:

@@ -148,7 +148,8 @@ def _show(table: Table, lines: Iterable[str], q: Profile, log: Console) -> Conso
     console = log if q.json else Console(highlight=False)
     if not console.is_terminal:
         console.width = 150
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     return console

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from hydrainfer.core import CheckpointError, ConfigError
 from hydrainfer.planner.clusters import Lengths, log_normal
-from hydrainfer.planner.inputs import PromptRules, prompts_of, summary, trace_of, words_to_tokens
+from hydrainfer.planner.inputs import PromptRules, prompts_of, summary, words_to_tokens
 from hydrainfer.planner.search import uncached_tokens
 from hydrainfer.profiling.options import Profile, changed_flags
+from hydrainfer.profiling.traces import requests_of
 from hydrainfer.workload.sources import Spread, Workload
 
 _QUANTILES = 1000
@@ -72,7 +73,7 @@ def _sampled(q: Profile, workload: Workload, name: str, is_here: bool) -> Prompt
             raise
         rules = PromptRules(name, None, lambda text, _: words_to_tokens(text), _NO_LIMIT)
         notes.append(f"Tokens are counted by words, as {name} is not a model that can be read here.")
-    trace = trace_of(workload, rules, q.requests, q.seed)
+    trace = requests_of(q, workload, rules)
     uncached = uncached_tokens(trace)
     share = 1.0 - sum(uncached) / sum(t.n_prompt for t in trace)
     if share > 0.0:

@@ -16,7 +16,7 @@ _WHAT, _HOW, _HERE, _OUT = "What to plan for", "How it is searched", "This machi
 
 
 REQUESTS = 1000
-"""The requests of the first run at a rate, by default."""
+"""The requests of the first run at a rate, by default, if the workload has as many."""
 
 
 class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,10 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     store_gib_per_s: Annotated[
         float | None, flag(_WHAT, "How fast an instance reads from it; default: measured, if it is there.")
     ] = None
-    requests: Annotated[int, flag(_HOW, "Requests in the simulated trace.", ge=1)] = REQUESTS
+    requests: Annotated[
+        int | None,
+        flag(_HOW, f"Requests in the simulated trace; default: {REQUESTS}, or all that a recording has.", ge=1),
+    ] = None
     seed: Annotated[int, flag(_HOW, "Of the trace.", ge=0)] = 0
 
 
@@ -118,8 +121,6 @@ def check_flags(q: Profile) -> None:
     `--out` cannot be a folder."""
     if not q.devices:
         raise ConfigError("give --devices N, the number to plan for, or --clusters FILE", param="devices")
-    if q.out is not None:
-        check_out(q.out)
     times = "--hardware" if q.hardware is not None else "--cost-model" if q.cost_model is not None else None
     for name, given in (("save-cost-model", q.save_cost_model), ("measure-minutes", q.measure_minutes)):
         if given is not None and times is not None:
@@ -139,3 +140,5 @@ def check_flags(q: Profile) -> None:
         )
     if q.grid and q.out is None and not q.json:
         raise ConfigError("--grid is for the page and the JSON: give --out DIR or --json as well", param="grid")
+    if q.out is not None:
+        check_out(q.out)

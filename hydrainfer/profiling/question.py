@@ -18,6 +18,7 @@ from hydrainfer.profiling.inputs import StudyInputs
 from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.profiling.prices import Prices, prices_of, read_prices
 from hydrainfer.profiling.tiers import PlannedTiers, check_memory, check_tiers, tiers_of
+from hydrainfer.profiling.traces import requests_of
 from hydrainfer.workload.sources import Constant, Gamma, OpenLoop, Poisson, Workload, read_workload
 
 _LONGER = 6  # multiples of the first run: two more runs, of 2 and 4 times its length
@@ -77,13 +78,13 @@ def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
     workload = read_workload(q.workload, data=q.data, pictures=q.pictures)
     slo = slo_of(q.slo, name_of(model), workload.dataset)
     tiers = tiers_of(q)
-    trace = tuple(trace_of(workload, prompts_of(q.model), q.requests, q.seed, _arrivals(q)))
+    trace = requests_of(q, workload, prompts_of(q.model), _arrivals(q))
     devices = devices_of(q, model, measure)
     shape = _shape(q, devices)
     engine = read_engine(q.engine)
     if devices.cost is not None and engine.scheduling != "stage-level":
         raise ConfigError("measured and emulated times are HydraInfer's: leave --engine out", param="engine")
-    more = _more(q, workload)
+    more = _more(q, workload, _LONGER * len(trace))
     n_instances = q.devices // q.tensor_parallel
     check_memory(tiers, devices, n_instances)
     inputs = StudyInputs(
@@ -174,11 +175,11 @@ def _arrivals(q: ProfileQuestion) -> OpenLoop | None:
     return kinds[q.arrivals]
 
 
-def _more(q: ProfileQuestion, workload: Workload) -> tuple[TraceRequest, ...]:
-    """Requests for the longer runs at a rate; none if the workload has a fixed number of requests."""
+def _more(q: ProfileQuestion, workload: Workload, n: int) -> tuple[TraceRequest, ...]:
+    """`n` requests for the longer runs at a rate; none if the workload has a fixed number of requests."""
     if workload.source != "synthetic":
         return ()
-    return tuple(trace_of(workload, prompts_of(q.model), _LONGER * q.requests, (q.seed + 1) << 20, _arrivals(q)))
+    return tuple(trace_of(workload, prompts_of(q.model), n, (q.seed + 1) << 20, _arrivals(q)))
 
 
 def slo_of(text: str, model: str, dataset: str) -> Slo:

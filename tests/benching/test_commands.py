@@ -96,11 +96,15 @@ def test_interrupted_and_refused(url, tmp_path):
         (hydrainfer("bench", url, *TEXT, "--rate", "1", "--arrivals", "often"), "poisson, constant, gamma, replay"),
         (hydrainfer("bench", url, *TEXT, "--rate", "0.01", "--like", "nobody"), "--like nobody: this model is not"),
         (hydrainfer("bench", url, *TEXT, "--rate", "0.01", "--out", taken / "r"), f"{taken} is a file, not a folder"),
+        (hydrainfer("bench", url, *TEXT, "--rate", "0.01", "--out", "/proc/x"), "--out /proc/x: cannot be made: "),
         (hydrainfer("trace", "text", "--url", url, "--out", taken / "r.jsonl"), f"{taken} is a file, not a folder"),
     ]
     for process, said in refused:
         status, _, err = ended(process)
         assert status == 2 and said in " ".join(err.split()) and "Traceback" not in err
+    status, out, _ = ended(hydrainfer("bench", url, *TEXT, "--goodput", "ttft:2", "tpot:0.05"))
+    assert status == 1 and "Nothing was measured." in out and "--goodput are in milliseconds" in out
+    assert "--out DIR" not in out
     said = ""
     while "poisson 5/s: 2000 requests" not in said:
         line = slow.stderr.readline()

@@ -7,9 +7,11 @@ from statistics import fmean, pvariance
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from hydrainfer.builtin import MODEL
 from hydrainfer.cache import TOKENS_PER_RUNNING, tokens_in
+from hydrainfer.cli import app
 from hydrainfer.config import read_layout
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.costs import read_cost_file
@@ -18,7 +20,9 @@ from hydrainfer.planner.search import LayoutPlan, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.options import Profile, ProfileQuestion, check_flags
 from hydrainfer.profiling.question import prepare
+from hydrainfer.reports.plan.page import plan_page
 from hydrainfer.reports.plan.tables import conclusions
+from hydrainfer.workload.sources import ChatRequest, Recording, write_recording
 
 pytestmark = pytest.mark.cpu
 FAST = Path("configs/costs/fast.yaml")
@@ -177,6 +181,9 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_planned(tmp_path)
         with pytest.raises(ConfigError, match="file is a file, not a folder"):
             check_flags(Profile(model="llava-1.5-7b", devices=2, out=out))
     check_flags(Profile(model="llava-1.5-7b", devices=2, out=tmp_path / "new" / "plan"))
+    assert (tmp_path / "new" / "plan").is_dir()
+    with pytest.raises(ConfigError, match="--out /proc/x: cannot be made: "):
+        check_flags(Profile(model="llava-1.5-7b", devices=2, out=Path("/proc/x")))
 
 
 def test_weights_in_8_bits_are_measured_counted_and_served():
@@ -200,8 +207,32 @@ def test_weights_in_8_bits_are_measured_counted_and_served():
     ],
 )
 def test_an_impossible_slo_names_the_stage_and_the_best(slo, said):
-    with pytest.raises(ConfigError, match=said):
-        answered(slo=slo)
+    _, plan, _ = answered(slo=slo)
+    assert plan.layouts == () and plan.best is None and re.match(said, plan.impossible)
+    assert conclusions(plan)[0].startswith(f"Nothing meets the SLO ({plan.slo}, for 90 % of the requests): ")
+    assert re.search(said, conclusions(plan)[0]) and plan_page(plan)
+
+
+def test_a_short_recording_is_planned_with_all_it_has(tmp_path):
+    chats = tuple(ChatRequest(text="why?", max_tokens=4) for _ in range(39))
+    write_recording(tmp_path / "r.jsonl", Recording(dataset="d", chats=chats))
+    short = {"model": "builtin", "devices": 1, "hardware": None, "cost_model": FAST, "workload": f"{tmp_path}/r.jsonl"}
+    question, plan, _ = answered(**short, requests=None)
+    assert len(question.inputs.trace) == plan.requests == 39
+    assert "Planned with all 39 requests that the workload has" in " ".join(plan.notes)
+    assert not any("Planned with all" in note for note in answered(**short, requests=20)[1].notes)
+    with pytest.raises(ConfigError, match=r"r\.jsonl has 39 requests, 40 are needed; record more"):
+        asked(**short, requests=40)
+    assert len(asked(requests=None).inputs.trace) == 1000
+
+
+def test_nothing_that_meets_the_slo_is_an_answer_too():
+    question = ["builtin", "--devices", "1", "--cost-model", str(FAST), "--requests", "20", "--slo", "ttft=1e-6"]
+    result = CliRunner().invoke(app, ["profile", *question, "--json"])
+    assert result.exit_code == 1
+    plan = msgspec.json.decode(result.stdout, type=LayoutPlan)
+    assert plan.layouts == () and "TTFT ≤ 0.001 ms is impossible" in plan.impossible
+    assert "Nothing meets the SLO" in result.stderr and "layout" not in result.stderr
 
 
 def test_a_model_that_does_not_fit(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from hydrainfer.planner.search import DevicePrice, Row
+from hydrainfer.reports.plan.page import plan_page
 from hydrainfer.reports.plan.prices import hourly
 from hydrainfer.reports.plan.tables import answer, carried, conclusions, interval, others, ranked
 from tests.reports.plans import EPD, LIMIT, SPLIT, WHY, below, failed, plan, row, whole
@@ -128,6 +129,21 @@ def test_layouts_that_are_not_in_the_table_are_one_line():
     )
     lines = conclusions(whole())
     assert lines[0].startswith("1E7PD carries most") and lines[-1] == whole().notes[0]
+
+
+def test_layouts_that_may_carry_more_than_the_choice_are_counted_apart():
+    """The search compared them with the best of that moment, which later runs found to carry less."""
+    able = [below(name, "E+PD", high, limit="failed") for name, high in (("2E6PD", 104.0), ("3E5PD", 97.0))]
+    less = [below("4E4PD", "E+PD", 80.0, limit="failed"), below("5E3PD", "E+PD", 60.0, limit="bound")]
+    text = others(plan(SPLIT, EPD, *able, *less))
+    assert text == (
+        "2 layouts were not measured to the end and may carry up to 104 requests/s; 2 others: less than 80 requests/s, "
+        "1 of them by one short run each."
+    )
+    assert others(plan(SPLIT, EPD, *less[1:])) == "1 others: less than 60 requests/s for certain."
+    assert "may carry up to 97 requests/s" in others(plan(EPD, able[1]), 3)
+    assert "may carry" not in others(plan(*able, *less)), "there is no choice that they could exceed"
+    assert "less than that for certain" not in plan_page(plan(SPLIT, EPD, *able))
 
 
 def test_the_table_has_what_was_measured():

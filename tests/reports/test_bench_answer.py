@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hydrainfer.config import Slo
-from hydrainfer.judging import Goodput
+from hydrainfer.judging import Goodput, Proportion
 from hydrainfer.reports.bench import answer, conclusions, page_of
 from hydrainfer.workload.results import BenchResult, Server
 from hydrainfer.workload.sources import Workload
@@ -82,6 +82,19 @@ def test_what_speaks_against_it_comes_second():
     assert first.startswith("a has a goodput of 8 requests/s (95 %: 6 to 9), with 90 %")
     assert second == "Against it: vllm could not be measured; it was stopped before the end (interrupted)."
     assert answer(msgspec.structs.replace(found, goodput={}, stopped=""))[0] == "Nothing was measured."
+
+
+def test_a_rate_whose_runs_were_too_short_is_not_beyond_what_was_tried():
+    """The row of that rate reads 54 %, so that it was tried; but it is not certain that it is not carried."""
+    curve = ((45.0, Proportion.of(450, 450)), (91.0, Proportion.of(245, 450, 4.0)))
+    unsure = msgspec.structs.replace(goodput(60.0, 45.0, None), curve=curve)
+    found = result({"a": unsure})
+    words = "45 to an end that is not certain, as the runs at 91/s were too short to tell"
+    assert f"(95 %: {words})" in answer(found)[0] and f"(95 %: {words})" in conclusions(found)[0]
+    kept = msgspec.structs.replace(unsure, curve=curve[:1])
+    assert "45 to beyond what was tried" in answer(result({"a": kept}))[0]
+    known = msgspec.structs.replace(unsure, high=91.0)
+    assert "(95 %: 45 to 91)" in answer(result({"a": known}))[0]
 
 
 def test_the_page_opens_with_it():

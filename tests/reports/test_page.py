@@ -136,6 +136,11 @@ def test_a_mean_and_its_percentile_are_one_line():
     assert lines == {"dataset": "textcaps", "output tokens, mean": "31.04, p90 48", "requests": "500"}
 
 
+def test_budgets_of_seconds_are_rounded():
+    page = plan_page(msgspec.structs.replace(whole(), budgets={"EPD": {"tokens": 20480, "wait_s": 2 / 3}}))
+    assert "0.667" in page and "0.66666" not in page and ">20480<" in page
+
+
 CUT_OFF = "[...document.querySelectorAll('.scroll,.all')].filter(x => x.scrollWidth > x.clientWidth).length"
 
 

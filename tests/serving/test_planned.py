@@ -46,7 +46,7 @@ def answers(loaded):
 @pytest.fixture
 def short_plans(monkeypatch):
     """Plans of few requests: what is planned is served as well, whatever it is."""
-    monkeypatch.setattr("hydrainfer.profiling.auto.REQUESTS", 100)
+    monkeypatch.setattr("hydrainfer.profiling.traces.REQUESTS", 100)
 
 
 @pytest.mark.usefixtures("short_plans")
@@ -159,6 +159,7 @@ def test_the_measured_engine_is_the_one_that_will_serve(monkeypatch):
         ({"layout": "1EPD", "devices": 2, "token_budget": "auto"}, "--devices is for --layout auto"),
         ({"layout": "configs/layouts/1epd.yaml", "token_budget": "auto"}, "not a file"),
         ({"layout": "auto", "devices": 2, "cost_model": FAST, "device": "emulated"}, "give the SLO"),
+        ({**EMULATED, "layout": "auto", "devices": 1, "slo": "ttft=0.0001"}, "TTFT ≤ 0.1 ms is impossible"),
         ({"token_budget": "many"}, "token_budget"),
     ],
 )

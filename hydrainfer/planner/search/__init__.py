@@ -19,7 +19,7 @@ from hydrainfer.planner.search.goodput import (
 )
 from hydrainfer.planner.search.grid import grid_of
 from hydrainfer.planner.search.layouts import layout_of, layouts, method_of, placed_layouts
-from hydrainfer.planner.search.objectives import Objective, check_possible, least_devices, ranked_at
+from hydrainfer.planner.search.objectives import Objective, least_devices, ranked_at, why_impossible
 from hydrainfer.planner.search.plan import Cell, DevicePrice, LayoutPlan, Live, Ratio, Row, rows_of
 from hydrainfer.planner.search.ratios import rate_for_ratios, ratios_of
 from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interval_s, observe, served_at
@@ -51,7 +51,6 @@ __all__ = [
     "attempt",
     "bracket",
     "candidates_of",
-    "check_possible",
     "grid_of",
     "layout_file",
     "layout_of",
@@ -73,4 +72,5 @@ __all__ = [
     "tier_gains",
     "uncached_tokens",
     "use_of",
+    "why_impossible",
 ]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from hydrainfer.core import ConfigError, Layout
+from hydrainfer.core import Layout
 from hydrainfer.judging import Search
 from hydrainfer.metrics import INTERVALS
 from hydrainfer.planner.search.bound import Bounds
@@ -98,11 +98,12 @@ def _attainment(f: Finding) -> float:
     return 0.0
 
 
-def check_possible(study: Study, candidates: Sequence[Layout]) -> None:
-    """Raises `ConfigError` if no method meets the SLO even without load. The message names the stage that takes too
-    long and the latency that can be attained."""
-    if not is_possible(study, candidates):
-        raise ConfigError(_why_not(study.shortened(_ALONE), candidates), param="slo")
+def why_impossible(study: Study, candidates: Sequence[Layout]) -> str:
+    """Why no method meets the SLO even without load: the stage that takes too long, and the latency that can be
+    attained; "" if some method does."""
+    if is_possible(study, candidates):
+        return ""
+    return _why_not(study.shortened(_ALONE), candidates)
 
 
 def is_possible(study: Study, candidates: Sequence[Layout]) -> bool:

@@ -18,8 +18,8 @@ from hydrainfer.planner.search.usage import RoleUse
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One layout. `goodput`: requests per second within the SLO, between `goodput_low` and `goodput_high` (95 %); None
-    if the search stopped when it was certain that the layout is not the best, and then only the upper limit
-    `goodput_high` is known. `ttft_p90`, `tpot_p90` (of a request's mean interval) and `interval_p90` (of the interval
+    if the search stopped with nothing but the upper limit `goodput_high`: certain if `limit` is "bound", else what one
+    short run did not carry. `ttft_p90`, `tpot_p90` (of a request's mean interval) and `interval_p90` (of the interval
     that the SLO's share of a request's intervals do not exceed): in seconds, at the goodput. `request_cost`,
     `million_cost`: price of a request and of a million answer tokens there, if the price of devices is known;
     `request_wh`: energy of a request with boards at their power limit. `limited_by`: why the layout carries no more, in
@@ -109,7 +109,8 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     several kinds and the number of each. `price`: of all devices for an hour, `prices`: of each kind; `watts`: of all
     devices; None if not known. `command`: made the plan; `launch`: serves the layout to deploy, "" if it was not
     written. `store`, `host_cache_gib`: the other tiers, as `serve` takes them; `tiers`: what they contribute to the
-    layout to deploy, at its goodput."""
+    layout to deploy, at its goodput. `impossible`: why no layout meets the SLO even without load, "" if some do; then
+    there are no `layouts`."""
 
     model: str
     devices: int
@@ -139,6 +140,7 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
     host_cache_gib: float = 0.0
     tiers: tuple[TierGain, ...] = ()
+    impossible: str = ""
     took_s: float = 0.0
     command: str = ""
     launch: str = ""
@@ -191,6 +193,8 @@ def rows_of(
 ) -> list[Row]:
     """The rows of the findings, in the same order. The first `n_explained` findings that were measured are explained by
     a simulation, the others by what stopped their search."""
+    if not found:
+        return []
     bounds = Bounds(study)
     explained = [f for f in found if f.stage == "final"][:n_explained]
     whys: dict[str, Reason] = {}

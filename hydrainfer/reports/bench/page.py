@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from hydrainfer.judging import Proportion
+from hydrainfer.judging import Goodput, Proportion
+from hydrainfer.reports.bench.failures import n_failed_of
 from hydrainfer.reports.bench.tables import conclusions, with_interval
-from hydrainfer.reports.bench.verdict import answer
+from hydrainfer.reports.bench.verdict import answer, is_too_short, unsure_rate
 from hydrainfer.reports.drawing import (
     COLOURS,
     Axis,
@@ -24,7 +26,7 @@ from hydrainfer.reports.drawing import (
     stacked,
     table,
 )
-from hydrainfer.workload.results import PARTS, BenchResult, Run, Server, by_rate
+from hydrainfer.workload.results import LIMITS, PARTS, BenchResult, Run, Server, by_rate
 
 MAX_CDF_RATES = 3
 FLOOR_S = 1e-4  # start of a logarithmic axis: shorter times are of tokens that came in one read
@@ -119,17 +121,20 @@ def _attainment(result: BenchResult, colours: dict[str, str]) -> str:
         series = []
         for server in result.servers:
             points = []
+            goodput = result.goodput.get(server.name)
+            steady = dict(goodput.curve) if goodput is not None and what == "met" else {}
             for rate, runs in by_rate(result.runs, server.name).items():
                 p = _pooled(runs, what)
+                long_run = steady.get(rate, p)
                 if p.n:
-                    points.append(Point(rate, p.share, p.low, p.high))
+                    points.append(Point(rate, p.share, min(p.low, long_run.low), max(p.high, long_run.high)))
             series.append(PlotSeries(server.name, colours[server.name], points))
         y = Axis(title, 0.0, 1.0, limit=_target(result) if what == "met" else None, percent=True)
         figures.append(f"<div><h3>{escape(title)}</h3>{lines(title, x, y, series)}</div>")
     names = legend(list(colours), list(colours.values()))
     note = (
         f"<p class=sub>Dashed: {_target(result) * 100:g} %. Vertical bars: Wilson intervals, 95 %, widened for "
-        "requests that share a queue.</p>"
+        "requests that share a queue, and where runs were too short for their queue.</p>"
     )
     return figures[0] + f"<div>{names}{_goodputs(result)}{note}</div>" + "".join(figures[1:])
 
@@ -143,10 +148,19 @@ def _goodputs(result: BenchResult) -> str:
     rows = []
     for name, g in result.goodput.items():
         low = "0" if g.low is None else f"{g.low:.4g}"
-        high = "not reached" if g.high is None else f"{g.high:.4g}"
+        high = _surely_below(g)
         rows.append([escape(name), f"{g.rate_per_s:.4g}", low, high])
     head = ["deployment", "goodput, /s", f"surely ≥ {_target(result) * 100:g} %", "surely below"]
     return table(head, rows) if rows else ""
+
+
+def _surely_below(goodput: Goodput) -> str:
+    if goodput.high is not None:
+        return f"{goodput.high:.4g}"
+    unsure = unsure_rate(goodput)
+    if unsure is None:
+        return "not reached"
+    return f"not certain ({unsure:.4g} tried)"
 
 
 def _shared_rates(result: BenchResult) -> list[str]:
@@ -194,58 +208,74 @@ def _distributions(result: BenchResult, colours: dict[str, str]) -> Iterator[str
 
 
 def _breakdowns(result: BenchResult) -> Iterator[str]:
+    """The mean time of each part in the first round, and what made requests miss in all rounds."""
     bars = []
-    rows = []
     for server in result.servers:
-        timed = [run for run in result.runs if run.server == server.name and run.breakdown and run.round == 0]
-        for run in timed:
-            b = run.breakdown
-            assert b is not None
-            bars.append(Bar(f"{server.name}, {run.arrivals}", [b.mean_s[part] * 1e3 for part in PARTS]))
-            blame = [
-                "; ".join(f"{escape(part.replace('_', ' '))} {n}" for part, n in counts.items()) or "–"
-                for counts in (b.ttft_blame, b.tpot_blame, b.e2e_blame)
+        for run in result.runs:
+            if run.server == server.name and run.round == 0 and run.breakdown is not None:
+                means = [run.breakdown.mean_s[part] * 1e3 for part in PARTS]
+                bars.append(Bar(f"{server.name}, {run.arrivals}", means))
+    if bars:
+        names = [part.replace("_", " ") for part in PARTS]
+        yield (
+            "<h2>Where the time of a request went</h2>"
+            + legend(names, PART_COLOURS)
+            + stacked("mean latency by part", "ms", bars, names, PART_COLOURS)
+        )
+        yield "<p class=sub>Means of the first round, by the server; <i>outside</i> is what it does not see.</p>"
+    if result.slo and any(run.breakdown or n_failed_of(run.report) for run in result.runs):
+        yield "<h2>Which stage made requests miss</h2>" + _blamed(result)
+        yield (
+            "<p class=sub>Of all rounds. The part that is blamed took longest beyond its time without load; a request "
+            "that failed misses without a part to blame.</p>"
+        )
+
+
+def _blamed(result: BenchResult) -> str:
+    """A table of the parts to blame for each limit, and of the requests that failed, summed over the rounds."""
+    loads: dict[tuple[str, str], list[Run]] = {}
+    for server in result.servers:
+        for run in result.runs:
+            if run.server == server.name and (run.breakdown or n_failed_of(run.report)):
+                loads.setdefault((server.name, run.arrivals), []).append(run)
+    rows = []
+    for (name, arrivals), runs in loads.items():
+        breakdowns = [run.breakdown for run in runs if run.breakdown is not None]
+        blame = [_summed(getattr(b, f"{limit}_blame") for b in breakdowns) for limit in LIMITS]
+        counts = _summed(b.counts for b in breakdowns)
+        rows.append(
+            [
+                escape(name),
+                escape(arrivals),
+                *("; ".join(f"{escape(part.replace('_', ' '))} {n}" for part, n in c.items()) or "–" for c in blame),
+                str(sum(n_failed_of(run.report) for run in runs)),
+                str(counts.get("n_migrations", 0)),
+                str(counts.get("n_preemptions", 0)),
             ]
-            moved = b.counts.get("n_migrations", 0)
-            rows.append(
-                [escape(server.name), escape(run.arrivals), *blame, str(moved), str(b.counts.get("n_preemptions", 0))]
-            )
-    if not bars:
-        return
-    names = [part.replace("_", " ") for part in PARTS]
-    yield (
-        "<h2>Where the time of a request went</h2>"
-        + legend(names, PART_COLOURS)
-        + stacked("mean latency by part", "ms", bars, names, PART_COLOURS)
-    )
-    yield "<p class=sub>Means of the first round, by the server; <i>outside</i> is what it does not see.</p>"
-    if result.slo:
-        yield "<h2>Which stage made requests miss</h2>"
-        head = [
-            "deployment",
-            "arrivals",
-            "missed TTFT because of",
-            "missed TPOT because of",
-            "missed E2E because of",
-            "migrations",
-            "preemptions",
-        ]
-        yield table(head, rows, n_left=5)
-        yield "<p class=sub>The part that is blamed took longest beyond its time without load.</p>"
+        )
+    missed = [f"missed {limit.upper()} because of" for limit in LIMITS]
+    return table(["deployment", "arrivals", *missed, "failed", "migrations", "preemptions"], rows, n_left=5)
+
+
+def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The sum of the counts, largest first."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total.most_common())
 
 
 def _runs(result: BenchResult) -> str:
     rows = []
     for run in result.runs:
         r = run.report
-        a = run.attainment
         rows.append(
             [
                 escape(run.server),
                 escape(run.arrivals) + (" (client late)" if run.client_late else ""),
                 str(run.seed),
                 f"{r.n_ok}/{r.n_requests}",
-                percent(a.met.share) if a else "–",
+                _met(run),
                 with_interval(r.ttft_s, "p50"),
                 with_interval(r.ttft_s, "p90"),
                 with_interval(r.tpot_s, "p50"),
@@ -269,7 +299,18 @@ def _runs(result: BenchResult) -> str:
         "client late p99",
         "cores of others",
     ]
-    return f"<div class=whole>{table(head, rows, n_left=2)}</div>"
+    note = ""
+    if any(map(is_too_short, result.runs)):
+        note = "<p class=sub>?: the run by itself is too short to judge its rate.</p>"
+    return f"<div class=whole>{table(head, rows, n_left=2)}</div>{note}"
+
+
+def _met(run: Run) -> str:
+    if run.attainment is None:
+        return "–"
+    if is_too_short(run):
+        return f"{percent(run.attainment.met.share)} ?"
+    return percent(run.attainment.met.share)
 
 
 def _repeat(result: BenchResult) -> str:

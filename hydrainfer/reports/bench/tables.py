@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from hydrainfer.reports.bench.verdict import interval, surely_less
+from hydrainfer.reports.bench.failures import failures_of, main_kind, n_failed_of
+from hydrainfer.reports.bench.verdict import interval, is_too_short, surely_less
 from hydrainfer.reports.drawing import ms
 from hydrainfer.workload.results import LIMITS, NOISY_CORES, PARTS, BenchResult, Percentiles, Run, by_rate
 
@@ -30,6 +31,7 @@ def conclusions(result: BenchResult) -> list[str]:
     if not result.goodput:
         findings += _unsettled(result)
     findings += _breaking(result)
+    findings += failures_of(result)
     findings += _ranking(result)
     late = sum(run.client_late for run in result.runs)
     if late:
@@ -57,36 +59,50 @@ def _unsettled(result: BenchResult) -> Iterator[str]:
     """A sentence for each run whose attainment is not that of the steady state."""
     for run in result.runs:
         a = run.attainment
-        if a is not None and run.rate_per_s is not None and (a.grows or a.n_wanted > a.met.n):
-            why = (
-                "a queue grew until the end: the server does not carry this rate"
-                if a.grows
-                else f"{a.met.n} requests are too few to judge this rate; use --requests {a.n_wanted} or more"
-            )
-            yield f"{run.server} at {run.arrivals}: {why}."
+        if a is None or run.rate_per_s is None:
+            continue
+        where = f"{run.server} at {run.arrivals}"
+        if a.grows:
+            yield f"{where}: a queue grew until the end: the server does not carry this rate."
+        elif is_too_short(run):
+            wanted = f"use --requests {a.n_wanted} or more"
+            yield f"{where}: {a.met.n} requests are too few to judge this rate; {wanted}."
 
 
 def _breaking(result: BenchResult) -> Iterator[str]:
-    """For each server, what makes most requests miss at the lowest rate at which too many do."""
+    """For each server, what makes most requests miss at the lowest rate at which too many do: a part of their time, or
+    that they failed."""
     for name, goodput in result.goodput.items():
-        over = [
-            run
-            for runs in by_rate(result.runs, name).values()
-            for run in runs
-            if run.breakdown and run.attainment and run.attainment.met.share < goodput.target
-        ]
-        if not over:
+        run = next((run for run in _by_ascending_rate(result, name) if _breaks(run, goodput.target)), None)
+        if run is None:
             continue
-        run = over[0]
-        b = over[0].breakdown
-        assert b is not None and run.attainment is not None
-        blamed = [(n, what, part) for what in LIMITS for part, n in getattr(b, f"{what}_blame").items()]
-        if blamed:
-            n, what, part = max(blamed)
-            missed = run.attainment.met.n - run.attainment.met.n_met
-            part = part.replace("_", " ")
-            blame = f"{n} of {missed} misses are {what.upper()} because of it"
-            yield f"{name} breaks first at {part}: at {run.arrivals}, {blame}."
+        assert run.attainment is not None
+        n_missed = run.attainment.met.n - run.attainment.met.n_met
+        blamed = [
+            (n, what, part)
+            for what in LIMITS
+            for part, n in (getattr(run.breakdown, f"{what}_blame").items() if run.breakdown else ())
+        ]
+        n, what, part = max(blamed, default=(0, "", ""))
+        n_failed = n_failed_of(run.report)
+        if n_failed > n:
+            why = f"{n_failed} of {n_missed} misses have no answer"
+            yield f"{name} breaks first because requests fail, most of them {main_kind(run)}: at {run.arrivals}, {why}."
+        elif n:
+            blame = f"{n} of {n_missed} misses are {what.upper()} because of it"
+            yield f"{name} breaks first at {part.replace('_', ' ')}: at {run.arrivals}, {blame}."
+
+
+def _by_ascending_rate(result: BenchResult, server: str) -> Iterator[Run]:
+    for runs in by_rate(result.runs, server).values():
+        yield from runs
+
+
+def _breaks(run: Run, target: float) -> bool:
+    """Whether too many requests of a run miss the SLO, for a reason that is known."""
+    if run.attainment is None or run.attainment.met.share >= target:
+        return False
+    return run.breakdown is not None or n_failed_of(run.report) > 0
 
 
 def _ranking(result: BenchResult) -> Iterator[str]:
@@ -114,7 +130,10 @@ def tables_of(result: BenchResult) -> Iterator[Table]:
 
 
 def _runs(result: BenchResult) -> Table:
-    table = Table(title="milliseconds; attainment with its 95 % interval")
+    title = "milliseconds; attainment with its 95 % interval"
+    if any(map(is_too_short, result.runs)):
+        title += "; ?: by itself too short to judge the rate"
+    table = Table(title=title)
     several = len(result.servers) > 1
     heads = ["answered", "attainment", "TTFT p50", "p90", "p99", "TPOT p50", "ITL p99", "tokens/s"]
     for name in ("server", "arrivals") if several else ("arrivals",):
@@ -127,6 +146,8 @@ def _runs(result: BenchResult) -> Table:
         attained = "–"
         if a:
             attained = f"{a.met.share * 100:.1f} % ({a.met.low * 100:.0f}–{a.met.high * 100:.0f})"
+        if is_too_short(run):
+            attained += " ?"
         numbers = [ms(getattr(r.ttft_s, p) if r.ttft_s else None) for p in ("p50", "p90", "p99")]
         numbers += [ms(r.tpot_s.p50 if r.tpot_s else None), ms(r.itl_s.p99 if r.itl_s else None)]
         arrivals = run.arrivals + (" late" if run.client_late else "")

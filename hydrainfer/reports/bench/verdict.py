@@ -72,8 +72,27 @@ def _intervals(ranked: Ranked) -> str:
 def interval(goodput: Goodput) -> str:
     """The 95 % interval of a goodput, in requests per second."""
     low = "0" if goodput.low is None else f"{goodput.low:.4g}"
-    high = "beyond what was tried" if goodput.high is None else f"{goodput.high:.4g}"
-    return f"{low} to {high}"
+    if goodput.high is not None:
+        return f"{low} to {goodput.high:.4g}"
+    unsure = unsure_rate(goodput)
+    if unsure is None:
+        return f"{low} to beyond what was tried"
+    return f"{low} to an end that is not certain, as the runs at {unsure:.4g}/s were too short to tell"
+
+
+def unsure_rate(goodput: Goodput) -> float | None:
+    """The lowest rate of which too many requests missed the SLO, in runs too short to be certain that it is not carried
+    in the long run; None if there is none, or a rate is certainly not carried."""
+    if goodput.high is not None:
+        return None
+    missed = [rate for rate, met in goodput.curve if met.share < goodput.target and rate > (goodput.low or 0.0)]
+    return min(missed, default=None)
+
+
+def is_too_short(run: Run) -> bool:
+    """Whether a run is too short for its attainment to be that of the long run, and no queue certainly grew in it."""
+    a = run.attainment
+    return a is not None and run.rate_per_s is not None and not a.grows and a.n_wanted > a.met.n
 
 
 def _without_goodput(result: BenchResult) -> str:

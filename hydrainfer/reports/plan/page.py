@@ -109,7 +109,7 @@ def _goodput(plan: LayoutPlan) -> Iterator[str]:
         dashed = f" Dashed line: {epd.layout}, which splits nothing."
     pale = ""
     if _has_pale(rows):
-        pale = " Pale: not measured to the end, as it is less than that for certain."
+        pale = " Pale: not measured to the end; an upper limit is all that is known."
     less = ""
     if len(rows) > 1 and rows[0].goodput:
         less = " At the right: how much less than the best."
@@ -300,6 +300,15 @@ def workload_lines(workload: dict[str, str | float]) -> Iterator[tuple[str, str]
 
 def _budgets(plan: LayoutPlan) -> str:
     names = list(dict.fromkeys(name for budgets in plan.budgets.values() for name in budgets))
-    columns = [[escape(role), *(str(b.get(name, "–")) for name in names)] for role, b in plan.budgets.items()]
+    columns = [[escape(role), *(_limit(b.get(name)) for name in names)] for role, b in plan.budgets.items()]
     meanings = [_BUDGETS.get(name, "") for name in names]
     return _transposed(["role", *(escape(name.replace("_", " ")) for name in names)], columns, meanings)
+
+
+def _limit(value: float | None) -> str:
+    """A budget: a number of things as it is, seconds to three digits."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.3g}"

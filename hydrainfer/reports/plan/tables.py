@@ -157,9 +157,8 @@ def others(plan: LayoutPlan, n: int | None = None) -> str:
         if plan.objective == _SEARCHED:
             span = f" ({min(rates):.3g} to {max(rates):.3g} requests/s)"
         parts.append(f"{len(hidden)} more {_were(hidden)} measured{span}")
-    if below and plan.objective == _SEARCHED:
-        most = max(row.goodput_high or row.bound for row in below)
-        parts.append(f"{len(below)} others: less than {most:.3g} requests/s for certain")
+    if plan.objective == _SEARCHED:
+        parts += _limits(plan, below)
     else:
         n_open = len(_undecided(plan))
         if n := len(below) - n_open:
@@ -167,6 +166,36 @@ def others(plan: LayoutPlan, n: int | None = None) -> str:
         if n_open:
             parts.append(f"{n_open} undecided at {said(plan.rate)} requests/s: repeat it with more --requests")
     return "; ".join(parts) + "." if parts else ""
+
+
+def most(row: Row) -> float:
+    """The upper limit of what a layout carries, in requests per second."""
+    return row.goodput_high or row.bound
+
+
+def may_carry_more(plan: LayoutPlan) -> list[Row]:
+    """The layouts without a goodput whose upper limit exceeds what the layout to deploy carries."""
+    best = plan.choice
+    if best is None or not best.goodput or plan.objective != _SEARCHED:
+        return []
+    return [row for row in plan.layouts if not row.goodput and most(row) > best.goodput]
+
+
+def _limits(plan: LayoutPlan, below: Sequence[Row]) -> Iterator[str]:
+    """What is known of layouts without a goodput: which of them may carry more than the choice, and the upper limit of
+    the others, which is certain if the least possible work sets it, and not if one short run failed."""
+    able = may_carry_more(plan)
+    if able:
+        layouts = "1 layout" if len(able) == 1 else f"{len(able)} layouts"
+        limit = max(map(most, able))
+        yield f"{layouts} {_were(able)} not measured to the end and may carry up to {limit:.3g} requests/s"
+    rest = [row for row in below if row not in able]
+    if rest:
+        n_failed = sum(row.limit == "failed" for row in rest)
+        how = " for certain"
+        if n_failed:
+            how = f", {n_failed} of them by one short run each"
+        yield f"{len(rest)} others: less than {max(map(most, rest)):.3g} requests/s{how}"
 
 
 def _live(run: Live, error: float | None) -> str:
@@ -358,6 +387,8 @@ def _nothing(plan: LayoutPlan) -> str:
     tried = [(a, row) for row in plan.layouts for a in row.attempts]
     slo = str(plan.slo)
     share = f"{plan.target * 100:g} % of the requests"
+    if plan.impossible:
+        return f"Nothing meets the SLO ({slo}, for {share}): {plan.impossible}."
     where = ""
     if plan.rate is not None:
         where = f" at {said(plan.rate)} requests/s"

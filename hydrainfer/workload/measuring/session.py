@@ -32,6 +32,8 @@ from hydrainfer.workload.sources import (
 
 DEAD_AFTER = 20
 """A server counts as gone after this many requests in a row without a connection."""
+_FAR_OFF = 10
+"""A limit that a request without load misses by this factor was likely written in another unit."""
 OpenLoopAt = Callable[[float], Arrivals]
 
 
@@ -255,6 +257,7 @@ class Session:
 def hopeless(unloaded: LoadReport, slo: Slo) -> str:
     """The reason why no request can meet the SLO, if even requests without load do not; else empty."""
     reasons = []
+    far_off = False
     for name, limit, found in (
         ("TTFT", slo.ttft_s, unloaded.ttft_s),
         ("time per token", slo.tpot_s, unloaded.tpot_s),
@@ -262,6 +265,10 @@ def hopeless(unloaded: LoadReport, slo: Slo) -> str:
     ):
         if limit is not None and found is not None and found.p50 > limit:
             reasons.append(f"{name} is {found.p50 * 1e3:.4g} ms where the SLO is {limit * 1e3:.4g} ms")
+            far_off = far_off or found.p50 > _FAR_OFF * limit
+    hint = ""
+    if far_off:
+        hint = "; limits of --goodput are in milliseconds"
     if reasons:
-        return f"one request alone misses the SLO: {', '.join(reasons)} (medians)"
+        return f"one request alone misses the SLO: {', '.join(reasons)} (medians){hint}"
     return ""

@@ -25,7 +25,11 @@ DEFAULT = "default"
 
 
 class TooFewRequests(ConfigError):
-    """The data of a workload have fewer requests than are needed."""
+    """The data of a workload have `n_there` requests, fewer than are needed."""
+
+    def __init__(self, message: str, n_there: int) -> None:
+        super().__init__(message, param="requests")
+        self.n_there = n_there
 
 
 _MAX_TOKENS = 512
@@ -163,7 +167,7 @@ def _first(chats: list[ChatRequest], n: int, workload: Workload) -> list[ChatReq
             hint = "; `distinct: false` allows a picture twice"
         if workload.source == "recording":
             hint = "; record more with `hydrainfer trace --requests`"
-        raise TooFewRequests(f"{workload.path} has {len(chats)} requests, {n} are needed{hint}", param="requests")
+        raise TooFewRequests(f"{workload.path} has {len(chats)} requests, {n} are needed{hint}", len(chats))
     return list(islice(chats, n))
 
 

@@ -109,6 +109,9 @@ def test_an_slo_that_no_request_can_meet():
     assert not result.runs and not result.goodput and len(mock.served) == 5
     assert page_of(result) and not next(iter(tables_of(result))).row_count
     assert "one request alone misses the SLO: TTFT is 500 ms where the SLO is 100 ms" in conclusions(result)[-1]
+    assert "milliseconds" not in conclusions(result)[-1]
+    in_seconds, _ = run(Script(ttft_s=0.5), LoadPlan(), slo=Slo(ttft_s=0.002, tpot_s=0.00005))
+    assert conclusions(in_seconds)[-1].endswith("(medians); limits of --goodput are in milliseconds")
 
 
 def test_goodput_is_searched():
