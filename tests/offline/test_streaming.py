@@ -84,16 +84,21 @@ def test_what_an_output_holds(path):
     async def work(llm):
         return [await read(llm.generate("Once", params(kind, 2))) for kind in RequestOutputKind]
 
+    def values(logprobs):
+        return pytest.approx([one.logprob for one in logprobs], abs=1e-4)  # three runs, in batches of their own
+
     grown, new, last = run(path, work)
-    assert (
-        len(last) == 1 and [one.finished for one in grown] == [False] * (len(grown) - 1) + [True] and last[0].finished
-    )
-    assert grown[-1].outputs == last[0].outputs
+    assert len(last) == 1 and last[0].finished
+    assert [one.finished for one in grown] == [False] * (len(grown) - 1) + [True]
     for choice in last[0].outputs:
+        whole = grown[-1].outputs[choice.index]
+        assert (whole.text, whole.token_ids, whole.finish_reason) == (choice.text, choice.token_ids, "length")
+        assert [one.logprob for one in whole.logprobs] == values(choice.logprobs)
         pieces = [one.outputs[choice.index] for one in new]
         assert "".join(piece.text for piece in pieces) == choice.text
         assert sum((piece.token_ids for piece in pieces), ()) == choice.token_ids
-        assert sum((piece.logprobs for piece in pieces), ()) == choice.logprobs and len(choice.logprobs) == 9
+        assert [one.logprob for piece in pieces for one in piece.logprobs] == values(choice.logprobs)
+        assert len(choice.logprobs) == 9
         lengths = [len(one.outputs[choice.index].token_ids) for one in grown]
         assert lengths == sorted(lengths)
     assert {one.prompt for one in (*grown, *new, *last)} == {"Once"}
