@@ -116,7 +116,9 @@ class Trials:
         found = msgspec.json.decode(answer, type=str | int)
         if isinstance(found, str):
             return found
-        return None if found in _FROM_OUTSIDE else self._too_much()
+        if found in _FROM_OUTSIDE:
+            return None
+        return self._too_much()
 
     def _hand_over(self, theirs: socket.socket, file: IO[bytes]) -> socket.socket | None:
         """Ask the process for a trial of the grammar in a file, to be answered over a socket. Returns the process's own

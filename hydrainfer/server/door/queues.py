@@ -104,7 +104,9 @@ class Queue:
         are: the time in which there may have been only such requests does not count."""
         self._pass(now)
         if done and (self.crowded or (self._n_last and self._done)):
-            self._count(min(self._open_s, waited_s) if self._answered else self._open_s)
+            if self._answered:
+                self._open_s = min(self._open_s, waited_s)
+            self._count(self._open_s)
             self._open_s = self._still_s = 0.0
             self._answered = False
             self._count(min(self._last_s, units * self.pace()) if self._n_last else 0.0)

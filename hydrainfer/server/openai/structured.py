@@ -23,10 +23,12 @@ def grammar_of(
     """The grammar that these fields ask for, or None. `guided`: the `guided_*` fields, by the rest of their names; None
     if not sent. Raises `InvalidRequest` naming the field, also if there are several."""
     found: dict[str, Grammar] = {}
-    formatted = _of_format(response_format) if response_format is not None else None
-    if formatted is not None:
-        found["response_format"] = formatted
-    found |= _of_outputs(structured_outputs) if structured_outputs is not None else {}
+    if response_format is not None:
+        formatted = _of_format(response_format)
+        if formatted is not None:
+            found["response_format"] = formatted
+    if structured_outputs is not None:
+        found |= _of_outputs(structured_outputs)
     for name, value in guided.items():
         if value is not None:
             found[f"guided_{name}"] = _grammar(_KINDS[name], value, f"guided_{name}")
