@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # these take long to import
     from hydrainfer.workload.measuring import Asked
     from hydrainfer.workload.sources import Workload
 
-INTERRUPTED, GONE, NOTHING = 130, 1, 1
+INTERRUPTED, FAILED = 130, 1
 _FEWEST = 8  # requests that `bench` sends one at a time before its first run
 
 
@@ -175,7 +175,7 @@ def _finish(result: Any, out: Path | None, as_json: bool) -> None:
     if result.stopped:
         raise typer.Exit(_status(result.stopped))
     if not result.runs or all(server.failed for server in result.servers):
-        raise typer.Exit(NOTHING)
+        raise typer.Exit(FAILED)
 
 
 @with_flags(Trace, "workload")
@@ -245,4 +245,4 @@ def _reasons(failures: Sequence[Any]) -> list[str]:
 
 
 def _status(stopped: str) -> int:
-    return INTERRUPTED if "interrupted" in stopped else GONE
+    return INTERRUPTED if "interrupted" in stopped else FAILED

@@ -143,7 +143,7 @@ def test_a_grammar_without_any_text(grammars):
 
 
 @pytest.mark.parametrize("n_kills", [1, 2])
-def test_a_trial_that_is_killed_says_nothing_of_its_grammar(make_grammars, monkeypatch, n_kills):
+def test_a_trial_that_is_killed_says_nothing_of_its_grammar(make_grammars, n_kills):
     """As when the machine runs out of memory."""
     grammars, endless = make_grammars(bounds=WIDE), ENDLESS[0]
 

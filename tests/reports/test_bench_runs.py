@@ -129,7 +129,7 @@ def error_bar(goodput):
 
 
 def test_the_figure_of_attainment_has_the_wider_interval():
-    """That of the long run, by which a rate is judged, where the run is too short for its queue."""
+    """Where a run is too short for its queue, it has that of the long run, by which a rate is judged."""
     curve = ((150.0, Proportion.of(10, 20, 1.0)),)
     wide = Goodput(rate_per_s=50.0, low=40.0, high=None, target=0.9, curve=curve)
     narrow = msgspec.structs.replace(wide, curve=())

@@ -16,7 +16,7 @@ from hydrainfer.workload.results import now
 from hydrainfer.workload.sources import BodyOptions, ChatRequest, Closed, DrawingStopped, Recording, encoded_aside
 
 _REFUSED, _BUSY = (400, 422), 429
-_ROUNDS = 5  # in which a request is asked again that a busy server has refused
+_ROUNDS = 4  # in which requests are asked again that a busy server has refused
 _WAIT_S = 2.0  # before each of them
 
 
@@ -64,7 +64,7 @@ async def first_pass(
         asked += await encoded_aside(limited, lambda: stop.came, watch.draws)
         await ask(range(len(chats)), "first pass", options)
         tried = set[int]()
-        for n_left in reversed(range(_ROUNDS)):
+        for n_left in range(_ROUNDS, -1, -1):
             again = [i for i in refused(*_REFUSED) if i not in tried]
             if again and not stop.came:
                 tried.update(again)
