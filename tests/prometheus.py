@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.conftest import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def installed(name: str) -> str:
@@ -37,16 +37,16 @@ class Prometheus:
         ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 
     def __enter__(self) -> Prometheus:
-        wait_until(self._is_ready, 30)
+        wait_until(self._is_ready)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
 
     def query(self, question: str) -> list[dict]:
         """The series of the answer to an instant query."""

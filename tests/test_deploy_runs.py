@@ -15,8 +15,8 @@ import yaml
 
 from tests.checkpoints import make_llava
 from tests.prometheus import Prometheus, installed
-from tests.server.conftest import wait_until
 from tests.server_process import ServerProcess
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
 DEPLOY = Path(__file__).parent.parent / "deploy"
@@ -69,11 +69,11 @@ def nginx(folder, server):
     run(*command, "-t")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: listens(port), 20)
+        wait_until(lambda: listens(port))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE_S)
 
 
 def listens(port):
@@ -129,9 +129,9 @@ def test_a_prometheus_scrapes_the_server_and_answers_for_it(server, tmp_path):
     config.write_text(text.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}").replace("10s", "1s"))
     shutil.copy(DEPLOY / "prometheus-alerts.yml", tmp_path)
     with Prometheus(tmp_path, config) as prometheus:
-        wait_until(lambda: prometheus.query('up{job="hydrainfer"} == 1'), 30)
+        wait_until(lambda: prometheus.query('up{job="hydrainfer"} == 1'))
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
-        wait_until(lambda: prometheus.query('hydrainfer:generation_tokens_total{model_name="mine"} >= 2'), 30)
+        wait_until(lambda: prometheus.query('hydrainfer:generation_tokens_total{model_name="mine"} >= 2'))
         rules = yaml.safe_load((tmp_path / "prometheus-alerts.yml").read_text())["groups"][0]["rules"]
         for rule in rules:
             metric = re.search(r"(?:hydrainfer:|http_|\bup\b)\w*", rule["expr"])[0]

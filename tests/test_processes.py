@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from hydrainfer.workload.deployments import all_stats
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(60)]
 SCRIPT = """
@@ -39,7 +39,8 @@ def test_nothing_is_said_and_nothing_is_left(tmp_path, sig):
     (os.killpg if sig == signal.SIGINT else os.kill)(process.pid, sig)
     _, said = process.communicate()  # once nobody has the pipe any more
     assert said.count("Traceback") == (sig == signal.SIGINT) and "Process" not in said  # its own
-    end_s = time.monotonic() + 10.0
-    while left := [pid for pid, stat in all_stats() if int(stat[3]) == process.pid and stat[0] != "Z"]:
-        assert time.monotonic() < end_s, left
-        time.sleep(0.05)
+
+    def left():
+        return [pid for pid, stat in all_stats() if int(stat[3]) == process.pid and stat[0] != "Z"]
+
+    wait_until(lambda: not left(), say=left)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hydrainfer.workload.deployments import ServerFailed, ServerProcess, all_stats, free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.multi
 
@@ -41,11 +42,7 @@ def url(tmp_path_factory):
     port = free_port()
     log = tmp_path_factory.mktemp("mock") / "log"
     with ServerProcess("mock", [*MOCK, str(port), "--ttft-ms", "10", "--itl-ms", "2"], port, log) as server:
-        deadline_s = time.monotonic() + 30
-        while "ready" not in log.read_text():
-            server.check_alive()
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+        wait_until(lambda: "ready" in log.read_text() or server.check_alive())
         yield server.url
         server.stop(limit_s=0.1)  # a shell that starts the tests in its background has SIGINT ignored
 

@@ -17,6 +17,7 @@ from hydrainfer.cluster import RunFolder
 from hydrainfer.cluster.folder import _LONGEST_BASE_RAY, PREFIX
 from hydrainfer.core import ConfigError
 from tests.cluster.processes import alive
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(60)]
 RUN = """
@@ -65,10 +66,7 @@ def ignored(pid):
 
 
 def wait_gone(pids, folder):
-    end = time.monotonic() + 20
-    while alive(pids) or folder.exists():
-        assert time.monotonic() < end, (alive(pids), folder)
-        time.sleep(0.01)
+    wait_until(lambda: not (alive(pids) or folder.exists()), say=lambda: (alive(pids), folder))
 
 
 def test_the_next_run_ends_the_leftovers_of_a_killed_run_and_spares_a_living_one(run):

@@ -20,8 +20,9 @@ from hydrainfer.engine import Engine, Moves, Timing
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cluster.rig import Rig
 from tests.cluster.virtual import FakeCopy
-from tests.engine.rig import Immediate, wait_for
+from tests.engine.rig import Immediate
 from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
@@ -106,7 +107,7 @@ def nothing_left():
     gc.collect()  # what other tests left
     threads, n_files = traces()
     yield
-    wait_for(lambda: traces()[0] == threads and traces()[1] <= n_files)
+    wait_until(lambda: traces()[0] == threads and traces()[1] <= n_files)
 
 
 def rig(layout, folder, world, **options):
@@ -126,7 +127,7 @@ def test_requests_move_between_threads_and_close_leaves_nothing(tmp_path):
     with nothing_left(), rig("1E1P2D", tmp_path, world) as r:
         requests = [r.submit(f"r{i}", n_text=4 + i, pictures=[i % 3] * (i % 2), max_tokens=6) for i in range(12)]
         assert [r.tokens(q) for q in requests] == [expected_tokens(q) for q in requests]
-        r.wait(lambda: r.hub.stats().n_landed == 18, 5)  # 12 to decode, 6 pictures before that
+        r.wait(lambda: r.hub.stats().n_landed == 18)  # 12 to decode, 6 pictures before that
         assert r.hub.stats().role == "1E1P2D"
         assert {(i.name, i.state, i.pid) for i in r.hub.instances()} == {
             (name, "alive", os.getpid()) for name in ("E0", "P0", "D0", "D1")
@@ -139,7 +140,7 @@ def test_close_ends_what_runs_and_what_comes_later(tmp_path):
     with nothing_left():
         with rig("1E1P2D", tmp_path, world) as r:
             requests = [r.submit(f"r{i}", pictures=[i], max_tokens=200) for i in range(6)]
-            r.wait(lambda: len(r.outputs) > 4, 5)
+            r.wait(lambda: len(r.outputs) > 4)
         for q in requests:
             end = ended(r, q)
             assert end.finish_reason == "length" or end.error.status == 503
@@ -174,9 +175,9 @@ def test_when_one_engine_breaks_its_requests_go_on_elsewhere(tmp_path):
             "D0": "dead",
             "D1": "alive",
         }
-        r.wait(lambda: not any(leased for _, leased, _ in r.hub.stats().cache_blocks.values()), 5)
-        r.wait(lambda: whole(world.caches["P0"]), 5)  # what it reports is older than what it hears
-        r.wait(lambda: whole(world.caches["D1"]), 5)  # what it reports is older than what it hears
+        r.wait(lambda: not any(leased for _, leased, _ in r.hub.stats().cache_blocks.values()))
+        r.wait(lambda: whole(world.caches["P0"]))  # what it reports is older than what it hears
+        r.wait(lambda: whole(world.caches["D1"]))  # what it reports is older than what it hears
 
 
 def test_when_the_only_engine_of_a_stage_breaks_requests_end_with_what_was_wrong(tmp_path):
@@ -184,7 +185,7 @@ def test_when_the_only_engine_of_a_stage_breaks_requests_end_with_what_was_wrong
     world = World(breaking=["D0"])
     with nothing_left(), rig("1E1P1D", tmp_path, world, pulse=pulse) as r:
         requests = [r.submit(f"r{i}", max_tokens=6) for i in range(4)] + [r.submit("one", max_tokens=1)]
-        r.wait(lambda: all(ended(r, q) for q in requests), 10)
+        r.wait(lambda: all(ended(r, q) for q in requests))
         for q in requests[:4]:
             error = ended(r, q).error
             assert (error.status, error.code, "decode" in error.message) == (503, "stage_lost", True), error
@@ -193,8 +194,8 @@ def test_when_the_only_engine_of_a_stage_breaks_requests_end_with_what_was_wrong
         assert r.side.census.dark() == [Stage.DECODE]
         died = "D0 has died, and nothing starts it again"
         assert r.hub.lost() == f"no instance can decode any more: {died}" and r.info("D0").trouble == died
-        r.wait(lambda: not any(leased for _, leased, _ in r.hub.stats().cache_blocks.values()), 5)
-        r.wait(lambda: whole(world.caches["P0"]), 5)  # what it reports is older than what it hears
+        r.wait(lambda: not any(leased for _, leased, _ in r.hub.stats().cache_blocks.values()))
+        r.wait(lambda: whole(world.caches["P0"]))  # what it reports is older than what it hears
 
 
 def test_an_instance_for_which_there_is_no_file_descriptor_left_is_killed_and_the_hub_goes_on(tmp_path, monkeypatch):
@@ -210,10 +211,10 @@ def test_an_instance_for_which_there_is_no_file_descriptor_left_is_killed_and_th
             other.send(
                 "hub", encode(Hello(Peer("EPD1", "EPD", 2, other.address), r.hub._keeper._host, os.getpid(), {}))
             )
-            r.wait(lambda: killed == [("EPD1", 2)], 5)
+            r.wait(lambda: killed == [("EPD1", 2)])
         r.hub._keeper._report_gone("EPD1", 2)
         r.launcher.nodes["EPD1"].closing = True  # incarnation 1, which the hub believes dead
-        r.wait(lambda: r.info("EPD1").state == "dead", 5)
+        r.wait(lambda: r.info("EPD1").state == "dead")
         got, wanted = r.answer("after", max_tokens=6)
         assert got == wanted
 
@@ -299,7 +300,7 @@ def test_submit_without_an_instance_of_the_first_stage_that_could_come_back_is_r
     world = World(breaking=["P0"])
     with nothing_left(), rig("1E1P1D", tmp_path, world, pulse=Pulse(beat_s=0.05, patience_s=0.2)) as r:
         first = r.submit("first")
-        r.wait(lambda: ended(r, first), 5)
+        r.wait(lambda: ended(r, first))
         assert ended(r, first).error.status == 503
         with pytest.raises(Unavailable, match="no instance can prefill any more"):
             r.hub.submit(make_request("second"))
@@ -325,12 +326,12 @@ def test_a_launcher_that_is_lost_ends_every_request_and_says_why_once(tmp_path, 
         live = r.submit("live", max_tokens=10**6)
         assert r.hub.lost() is None
         r.launcher.lost = "what starts instances has died"
-        r.wait(lambda: ended(r, live), 5)
+        r.wait(lambda: ended(r, live))
         assert (ended(r, live).error.status, ended(r, live).error.type) == (503, "service_unavailable")
         with pytest.raises(Unavailable):
             r.hub.submit(make_request("late"))
         assert r.hub.lost() == "what starts instances has died"
-        r.wait(lambda: not any(t.name.startswith("instance") for t in threading.enumerate()), 5)
+        r.wait(lambda: not any(t.name.startswith("instance") for t in threading.enumerate()))
     assert caplog.messages == ["the server ends: what starts instances has died"]
 
 

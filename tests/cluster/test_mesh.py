@@ -12,14 +12,14 @@ from hydrainfer.cluster import Keys, Mesh
 from hydrainfer.cluster import mesh as mesh_module
 from hydrainfer.core import ConfigError
 from tests.cluster.rig import IPV6
-from tests.engine.rig import wait_for
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
 LOOPBACK, LOOPBACK6 = "tcp://127.0.0.1:*", "tcp://[::1]:*"
 
 
-def heard(mesh, n=1, seconds=5.0):
+def heard(mesh, n=1, seconds=PATIENCE_S):
     """`n` messages, or what came until the time was over."""
     got, end = [], time.monotonic() + seconds
     while len(got) < n and time.monotonic() < end:
@@ -160,10 +160,10 @@ def test_raw_bytes_and_messages_that_are_too_long_end_only_their_connection(secu
             raw.sendall(data)
     member.connect("b", b.address)
     member.send("b", b"before")
-    wait_for(lambda: b"before" in heard(b))  # without CURVE some of that noise is a message, too
+    wait_until(lambda: b"before" in heard(b))  # without CURVE some of that noise is a message, too
     member._peers["b"].send(b"x" * 3000)  # in one part, as no member does
     assert heard(b, seconds=0.3) == []
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     got = []
     while not got and time.monotonic() < end:
         member.send("b", b"after")  # what is sent before it has connected again may be lost
@@ -220,8 +220,8 @@ def traces():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), threading.active_count()
 
 
-def settled(before, seconds=5.0):
-    end = time.monotonic() + seconds
+def settled(before):
+    end = time.monotonic() + PATIENCE_S
     while traces() != before and time.monotonic() < end:
         time.sleep(0.01)
     return traces()

@@ -14,6 +14,7 @@ from hydrainfer.cluster import pixels as pixels_module
 from hydrainfer.cluster.pixels import answer_pixels
 from hydrainfer.core import Unavailable
 from tests.cluster.rig import IPV6
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
@@ -114,7 +115,7 @@ def test_a_late_answer_is_not_taken_for_the_next(server, monkeypatch):
 
     class Slow(dict):
         def __getitem__(self, ref):
-            held.wait(20)
+            held.wait(PATIENCE_S)
             return slow[ref]
 
     server.pictures = Slow()
@@ -167,7 +168,4 @@ def test_close_leaves_nothing(tmp_path):
     once()
     before = traces()
     once()
-    end = time.monotonic() + 5
-    while traces() != before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert traces() == before
+    wait_until(lambda: traces() == before, say=traces)

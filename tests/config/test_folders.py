@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydrainfer.config import cache_folder, keep, locked
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.unit
 
@@ -85,7 +86,7 @@ def test_one_at_a_time_is_in_a_lock(tmp_path):
         assert not done.wait(0.05)
         with locked(tmp_path / "folder" / "another"):
             pass
-    other.join(10.0)
+    other.join(PATIENCE_S)
     assert done.is_set()
     with locked(path / "no folder" / "file"):
         pass

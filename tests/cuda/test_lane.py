@@ -11,6 +11,7 @@ import torch
 from hydrainfer.core import DEVICE_LOST, Lane, StepBatch, StepResult
 from hydrainfer.runtime import lane as lanes
 from tests.cuda.fake import CUDA
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -43,7 +44,7 @@ def run(work, notes, **options) -> StepResult:
     woken = threading.Event()
     lane = lanes.LaneThread("test", CUDA, woken.set, **options)
     ticket = lane.submit(BATCH, work)
-    assert woken.wait(10)
+    assert woken.wait(PATIENCE_S)
     notes.append("polled")
     lane.close()
     return ticket.poll(0.0)
@@ -76,7 +77,7 @@ def test_the_next_batch_is_launched_while_the_device_computes_one(notes, monkeyp
             pass
 
         def synchronize(self) -> None:
-            assert self.done.wait(10)
+            assert self.done.wait(PATIENCE_S)
 
     def work(name, launched):
         def read():
@@ -91,10 +92,10 @@ def test_the_next_batch_is_launched_while_the_device_computes_one(notes, monkeyp
     woken, launched = threading.Event(), [threading.Event() for _ in range(2)]
     lane = lanes.LaneThread("test", CUDA, woken.set)
     tickets = [lane.submit(BATCH, lambda i=i: work(i, launched[i])) for i in range(2)]
-    assert all(event.wait(10) for event in launched), "both are on the stream"
+    assert all(event.wait(PATIENCE_S) for event in launched), "both are on the stream"
     assert tickets[0].result is None and notes[1:] == ["launched 0", "launched 1"]
     computed[0].set()
-    assert woken.wait(10) and tickets[0].result is not None and tickets[1].result is None
+    assert woken.wait(PATIENCE_S) and tickets[0].result is not None and tickets[1].result is None
     computed[1].set()
     lane.close()
     assert tickets[1].result is not None and notes[3:] == ["read 0", "read 1"]

@@ -1,7 +1,5 @@
 """Engines for tests: on a virtual clock, or in a thread with devices that take no time."""
 
-import time
-
 from hydrainfer.core import Lane, Role
 from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -101,10 +99,3 @@ def threaded(device=None, record=lambda _: None, sink=None):
     scheduler = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=16, images=2))
     thread.start(Engine(scheduler, runners, sink(outputs) if sink else outputs.extend, record))
     return thread, outputs, caches
-
-
-def wait_for(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.002)

@@ -10,8 +10,9 @@ from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.engine.lanes import Lanes
 from hydrainfer.metrics import INTERVALS, Timelines
 from hydrainfer.scheduler import Budgets, Scheduler
-from tests.engine.rig import IdleRunner, Immediate, Rig, TimedTicket, threaded, wait_for
+from tests.engine.rig import IdleRunner, Immediate, Rig, TimedTicket, threaded
 from tests.scheduler.fakes import FakeDevice, Guessing, expected_tokens, make_caches, make_request
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.unit
 
@@ -207,7 +208,7 @@ def test_a_thread_drives_the_engine_and_close_ends_what_runs():
     assert (info.name, info.role, info.state, info.pid) == ("EPD0", "EPD", "alive", os.getpid())
     assert info.stats.cache_blocks == caches.usage()
     thread.submit(request)
-    wait_for(lambda: any(o.finish_reason for o in outputs))
+    wait_until(lambda: any(o.finish_reason for o in outputs))
     assert [t for o in outputs for t in o.token_ids] == expected_tokens(request)
     thread.close()
     caches.check(idle=True)
@@ -223,9 +224,9 @@ class BrokenDevice(FakeDevice):
 def test_a_bug_in_the_loop_ends_every_request_and_shows_in_stats():
     thread, outputs, _ = threaded(BrokenDevice())
     thread.submit(make_request("a"))
-    wait_for(lambda: len(outputs) == 1)
+    wait_until(lambda: len(outputs) == 1)
     thread.submit(make_request("b"))
-    wait_for(lambda: len(outputs) == 2)
+    wait_until(lambda: len(outputs) == 2)
     assert [o.error.status for o in outputs] == [500, 500]
     assert thread.stats().stalled_s == float("inf")
     (info,) = thread.instances()
@@ -268,9 +269,9 @@ def test_every_request_ends_once_whatever_breaks(broken):
     both = [make_request("a", n_text=3, max_tokens=1), make_request("b", n_text=3, max_tokens=1)]
     thread._inbox.extend(lambda engine, now, r=r: engine.submit(r, now) for r in both)  # one batch: a ends, b fails
     thread.wake()
-    wait_for(lambda: len(outputs) >= 2)
+    wait_until(lambda: len(outputs) >= 2)
     thread.submit(make_request("c"))
-    wait_for(lambda: len(outputs) >= 3)
+    wait_until(lambda: len(outputs) >= 3)
     assert sorted(o.request_id for o in outputs if o.finish_reason) == ["a", "b", "c"]
     assert thread.stats().stalled_s == float("inf")
     thread.close()
@@ -290,7 +291,7 @@ class Slow(Immediate):
         ticket = TimedTicket(lambda: result, float("inf"))
 
         def finish():
-            self.release.wait(5)
+            self.release.wait(PATIENCE_S)
             ticket.at = 0.0
             self.wake()
 
@@ -307,13 +308,13 @@ def test_close_waits_for_the_batch_in_flight_and_no_longer():
     scheduler = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=16, images=2))
     thread.start(Engine(scheduler, runners, outputs.extend))
     thread.submit(make_request("a"))
-    wait_for(lambda: device.batches)
+    wait_until(lambda: device.batches)
     closer = threading.Thread(target=thread.close)
     closer.start()
-    wait_for(lambda: outputs)
+    wait_until(lambda: outputs)
     assert outputs[0].error.status == 503 and closer.is_alive()
     release.set()
-    closer.join(5)
+    closer.join(PATIENCE_S)
     assert not closer.is_alive()
     caches.check(idle=True)
 

@@ -28,6 +28,7 @@ from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import make_text
 from tests.equivalence.mixed import image
 from tests.parts import parts
+from tests.waiting import PATIENCE_S
 
 OPTIONS = {"threads": 1, "native_kernels": False, "block_tokens": 4, "token_budget": 64, "kv_cache_gib": 0.2}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -101,9 +102,9 @@ def encoded(llm):
     return sum(s.pictures_wanted - s.pictures_found for s in stats)
 
 
-def settle(llm, seconds=20.0):
+def settle(llm):
     """Wait until nothing is to be saved any more and nothing is held; then every pool is whole."""
-    end, n_quiet = time.monotonic() + seconds, 0
+    end, n_quiet = time.monotonic() + PATIENCE_S, 0
     while n_quiet < 2:
         n_quiet = 0 if any(map(_works, engines(llm))) or parts(llm).sessions.n_live else n_quiet + 1
         assert time.monotonic() < end, parts(llm).engine.stats()

@@ -17,6 +17,7 @@ from hydrainfer.scheduler import Worth
 from hydrainfer.stores.files import clear
 from tests.equivalence.stored import MAKE, always_loaded, converse, crowd, dirty, few, settle, start
 from tests.parts import parts
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(7200)]
 __all__ = ["always_loaded", "dirty"]
@@ -80,7 +81,7 @@ def play(number, plain, folder):
                 clear(folder)
             if forgets:
                 forgotten: Future = parts(llm).engine.forget_cached()
-                forgotten.result(10.0)
+                forgotten.result(PATIENCE_S)
             time.sleep(rng.choice((0.005, 0.02, 0.1)))
         asking.result()
         settle(llm)

@@ -15,6 +15,7 @@ from hydrainfer.cluster.ray import RayLauncher
 from tests.checkpoints_qwen import make_qwen
 from tests.equivalence.mixed import CHUNKED, LAYOUTS, ask, check_moves, settled_stats
 from tests.parts import parts
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(300)]
 
@@ -38,9 +39,9 @@ def run_folders(rays):
     return [f for f in rays.parent.glob(f"{PREFIX}{os.getpid()}-*") if f != rays]
 
 
-def wait_returned(llm, seconds=10.0):
+def wait_returned(llm):
     """Until no block is leased and nobody lives: instances tell their stats now and then."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE_S
     while True:
         stats = settled_stats(llm)
         leased = [n for _, n, _ in stats.cache_blocks.values()]

@@ -40,6 +40,7 @@ from tests.equivalence.stored import (
     start,
     whole,
 )
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 __all__ = ["always_loaded", "dirty", "faulty"]
@@ -323,7 +324,6 @@ def test_a_folder_may_be_cleared_at_any_time(path_of, said_of, tmp_path, always_
 
 
 LONG = [Turn([1, 100 + i, *[9, 8, 7] * 18]) for i in range(8)]
-SOON_S = 3.0  # a tiny model on a busy machine; a store that hangs takes for ever
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +348,7 @@ def test_nobody_waits_for_a_store_that_hangs(path_of, long_ones, tmp_path, alway
             store.faults = Faults(hang=1.0, only=method)
         for turn, said in zip(LONG, wanted):
             (got,) = ask(llm, [turn])
-            assert got.tokens == said.tokens and got.ttft_s < SOON_S
+            assert got.tokens == said.tokens and got.ttft_s < PATIENCE_S
             assert got.n_cached == 0 or method in ("write", "touch")
         assert any(store.n_hung for store in faulty)
         for store in faulty:
@@ -365,7 +365,7 @@ def test_reads_that_hang_leave_room_for_others(path_of, long_ones, tmp_path, alw
     with start(path, shutil.copytree(folder, tmp_path / "store"), patient=False, **few(path, 1.5)) as llm:
         faulty[0].faults = Faults(hang=1.0, only="read")
         for i in range(0, len(LONG), at_once):
-            answers = asyncio.run(asyncio.wait_for(ask_all(llm, LONG[i : i + at_once]), SOON_S))
+            answers = asyncio.run(asyncio.wait_for(ask_all(llm, LONG[i : i + at_once]), PATIENCE_S))
             assert tokens(answers) == tokens(wanted[i : i + at_once])
         faulty[0].release()
         settle(llm)

@@ -20,6 +20,7 @@ from tests.checkpoints import make_llava
 from tests.fuzz import inputs
 from tests.fuzz.predicted import Predicted
 from tests.server.conftest import ServerUnderTest
+from tests.waiting import PATIENCE_S
 
 _LIMITS = MediaLimits(max_pixels=1_000_000)
 
@@ -60,7 +61,7 @@ class Http(Target):
         assert answer.status_code == 200 or "error" in answer.json(), answer.text
 
     def _raw(self, data: bytes) -> None:
-        with socket.create_connection(self._address, timeout=10) as connection:
+        with socket.create_connection(self._address, timeout=PATIENCE_S) as connection:
             connection.settimeout(0.2)  # a head may promise more than comes
             try:
                 connection.sendall(data)

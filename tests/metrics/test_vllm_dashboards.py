@@ -12,8 +12,9 @@ import pytest
 
 from tests.checkpoints import make_llava
 from tests.prometheus import Prometheus, installed
-from tests.server.conftest import image_part, picture, wait_until
+from tests.server.conftest import image_part, picture
 from tests.server_process import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
 _TEXT = (Path(__file__).parent / "vllm_dashboard_queries.txt").read_text()
@@ -91,7 +92,7 @@ def test_every_question_of_vllms_dashboards_has_an_answer(tmp_path, layout, stor
                 return not questions
 
             try:
-                wait_until(all_answered, 60)
+                wait_until(all_answered)
             except AssertionError:
                 pytest.fail("no answer to:\n" + "\n".join(questions))
 

@@ -18,6 +18,7 @@ from hydrainfer.serving import serve_in_background
 from tests.checkpoints import make_llava
 from tests.equivalence.mixed import image, user
 from tests.parts import parts
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(180)]
 OPTIONS = {"threads": 1, "dtype": "float32", "native_kernels": False, "log_level": "warning", "launcher": "inproc"}
@@ -45,7 +46,7 @@ def run(path, work, **options):
     async def main():
         async with AsyncLLM(path, **OPTIONS | options) as llm:
             found = await work(llm)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while parts(llm).sessions.n_live or n_leased(llm):  # the engine tells an end before it lets go
                     await asyncio.sleep(0.01)
             for caches in parts(llm).pools().values():
@@ -182,10 +183,10 @@ def test_a_request_is_aborted_while_its_picture_is_fetched(path):
             begin_s = time.monotonic()
             await llm.abort("mine")
             (output,) = await task
-            assert time.monotonic() - begin_s < 2.0
+            assert time.monotonic() - begin_s < PATIENCE_S
             return output
 
-    output = run(path, work, media_hosts="any", image_fetch_s=30)
+    output = run(path, work, media_hosts="any", image_fetch_s=100)
     assert output.finished and output.outputs[0].finish_reason == "abort" and output.request_id == "mine"
 
 
@@ -247,7 +248,7 @@ def test_the_last_reference_closes_it(path):
     held = None
     collector = threading.Thread(target=gc.collect)
     collector.start()
-    collector.join(20)
+    collector.join(PATIENCE_S)
     for engine in engines():
-        engine.join(20)
+        engine.join(PATIENCE_S)
     assert engines() == []

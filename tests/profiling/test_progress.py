@@ -2,12 +2,12 @@
 
 import io
 import re
-import time
 
 import pytest
 from rich.console import Console
 
 from hydrainfer.profiling import progress
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.unit
 
@@ -38,10 +38,7 @@ def test_a_phase_begins_and_ends_with_a_line(monkeypatch):
 def test_a_long_phase_says_that_it_goes_on(monkeypatch):
     def work(on_progress):
         on_progress("measure", 1, 3)
-        end = time.monotonic() + 20
-        while len(console.file.getvalue().splitlines()) < 4:
-            assert time.monotonic() < end, "no more lines"
-            time.sleep(0.01)
+        wait_until(lambda: len(console.file.getvalue().splitlines()) >= 4)
 
     console = Console(file=io.StringIO(), width=200)
     lines = lines_of(work, monkeypatch, 0.2, console)

@@ -9,9 +9,9 @@ import torch
 
 from hydrainfer.core import Lane, StepBatch, StepResult
 from hydrainfer.runtime import LaneThread
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
-PATIENCE_S = 10.0
 
 
 class Shared:

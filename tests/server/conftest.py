@@ -20,6 +20,7 @@ from hydrainfer.server import Connection, Intake, OverloadControl, ServerSetting
 from hydrainfer.server.protocols import PROTOCOLS
 from tests.checkpoints import make_llava
 from tests.server.fakes import FakeEngine
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +94,7 @@ class ServerUnderTest:
         self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()
         wait_until(lambda: self._server.started)
-        self.http = httpx.Client(base_url=self.url, timeout=20, headers={"Content-Type": "application/json"})
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S, headers={"Content-Type": "application/json"})
 
     def post(self, path="/v1/chat/completions", **body):
         return self.http.post(path, json=body)
@@ -110,7 +111,7 @@ class ServerUnderTest:
         """A client of the `openai` package, which tells of a failure at once."""
         import openai
 
-        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=20)
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def check_idle(self):
         """Nothing of any request is left, neither here nor in the engine."""
@@ -122,7 +123,7 @@ class ServerUnderTest:
     def close(self):
         self.http.close()
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         self.engine.close()
         self.sessions.settle_all()
         self.intake.close()
@@ -137,13 +138,6 @@ async def resolve(host, port):
     if host == "inside.example":
         return ["10.0.0.1"]
     raise OSError
-
-
-def wait_until(condition, timeout_s=10.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "this did not happen in time"
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")

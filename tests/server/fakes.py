@@ -18,6 +18,7 @@ from hydrainfer.core import (
     Request,
     TokenLogprobs,
 )
+from tests.waiting import PATIENCE_S
 
 Script = Callable[[Request], list[int]]
 
@@ -109,7 +110,7 @@ class FakeEngine:
                 self.ended.append(Output(i, finish_reason="abort"))
             self._closing = True
             self._lock.notify()
-        self._thread.join(5)
+        self._thread.join(PATIENCE_S)
 
     @property
     def n_live(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from hydrainfer.core import ConfigError
 from hydrainfer.server import Tenants, read_origins
-from tests.server.conftest import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cpu
 HI = [{"role": "user", "content": "secret words"}]

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.server.conftest import data_url, image_part, picture, wait_until
+from tests.server.conftest import data_url, image_part, picture
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 
@@ -307,7 +308,7 @@ def test_too_many_tokens_to_read(server):
 def begun(server, path, n_bytes, body):
     """A connection on which so much of a body has come."""
     host, _, port = server.url.removeprefix("http://").partition(":")
-    client = socket.create_connection((host, int(port)), timeout=10)
+    client = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     head = f"POST {path} HTTP/1.1", "Host: h", "Content-Type: application/json", f"Content-Length: {n_bytes}", "", ""
     client.sendall("\r\n".join(head).encode() + body)
     return client

@@ -12,7 +12,7 @@ from hydrainfer.server import Connection
 from hydrainfer.server.door.gate import Door
 from hydrainfer.server.http.access import AccessLines
 from hydrainfer.server.http.protocol import Protocols
-from tests.server.conftest import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 HI = {"messages": [{"role": "user", "content": "x" * 4000}]}
@@ -45,7 +45,7 @@ def test_a_refusal_is_the_same_by_the_connection_and_by_the_gate(full, caplog):
 
 
 def test_a_refused_connection_goes_on_and_its_body_is_skipped(full):
-    raw = http.client.HTTPConnection(full.url.removeprefix("http://"), timeout=20)
+    raw = http.client.HTTPConnection(full.url.removeprefix("http://"), timeout=PATIENCE_S)
     for _ in range(3):
         raw.request("POST", "/v1/chat/completions", body=b"{" * 200_000)
         answer = raw.getresponse()
@@ -97,7 +97,7 @@ def answers_to(raw, pieces, n):
 
 @pytest.fixture
 def raw(full):
-    connection = http.client.HTTPConnection(full.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(full.url.removeprefix("http://"), timeout=PATIENCE_S)
     connection.connect()
     yield connection
     connection.close()
@@ -163,7 +163,7 @@ def test_a_client_that_does_not_read_is_answered_no_faster(full, raw, seen):
     raw.sock.settimeout(0.1)
     with pytest.raises(TimeoutError):
         raw.sock.recv(1)
-    raw.sock.settimeout(20)
+    raw.sock.settimeout(PATIENCE_S)
     connection.loop.call_soon_threadsafe(connection.flow.resume_writing)
     assert [status for status, _ in answers_to(raw, [], 3)] == [429] * 3
 
@@ -171,7 +171,7 @@ def test_a_client_that_does_not_read_is_answered_no_faster(full, raw, seen):
 def test_a_known_head_is_let_in_once_there_is_room(start):
     server = start(max_requests=1)
     place = server.sessions.overload.take()
-    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S)
     raw.connect()
     body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
     asked = raw_request(body)
@@ -226,7 +226,7 @@ def test_a_client_that_comes_back_when_told_is_known_by_its_body(start, monkeypa
         answer.read()
         return answer.status
 
-    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S)
     raw.connect()
     texts = [b"a " * (size // 2), b"b " * (size // 2)]
     assert [ask(raw, text) for text in texts] == [429, 429]
@@ -243,7 +243,7 @@ def test_a_request_whose_body_does_not_come_is_answered(start, monkeypatch):
     server = start()
     reserved = Reserved(monkeypatch, server)
     assert server.chat().status_code == 429
-    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S)
     raw.connect()
     reserved.promised_s = 0.0
     raw.sock.sendall(
@@ -259,7 +259,7 @@ def test_a_request_whose_body_does_not_come_is_answered(start, monkeypatch):
 
 def test_a_draining_server_refuses_and_closes(full):
     full.sessions.drain()
-    raw = http.client.HTTPConnection(full.url.removeprefix("http://"), timeout=20)
+    raw = http.client.HTTPConnection(full.url.removeprefix("http://"), timeout=PATIENCE_S)
     raw.request("POST", "/v1/chat/completions", body=b"{}")
     answer = raw.getresponse()
     assert answer.status == 503 and answer.headers["connection"] == "close" and answer.headers["retry-after"]
@@ -307,7 +307,7 @@ def fresh(start):
     server, made = start(), []
 
     def connect():
-        made.append(http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20))
+        made.append(http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S))
         made[-1].connect()
         return made[-1]
 
@@ -327,7 +327,7 @@ def test_a_head_without_an_end_is_refused(fresh, begin):
     raw.sock.settimeout(0.1)
     with pytest.raises(TimeoutError):
         raw.sock.recv(1)
-    raw.sock.settimeout(20)
+    raw.sock.settimeout(PATIENCE_S)
     raw.sock.sendall(more * 2)
     head, _, body = said_by(raw).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 431 ") and b"connection: close" in head
@@ -398,7 +398,7 @@ def test_an_answer_or_a_pause_that_takes_longer_than_a_head_may_is_not_cut(start
     lates, late = [], Connection._on_late
     monkeypatch.setattr(Connection, "_on_late", lambda self: (lates.append(1), late(self)))
     server = start(step_s=0.05)
-    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S)
     raw.connect()
     asked = raw_request(b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}')
     server.engine.hold.set()

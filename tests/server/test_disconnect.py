@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hydrainfer.core import ErrorInfo, Output
-from tests.server.conftest import image_part, wait_until
+from tests.server.conftest import image_part
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": [image_part(), {"type": "text", "text": "hi"}]}]}
@@ -32,7 +33,7 @@ def test_leaving_a_stream_cancels(start):
 async def ask_and_leave(server, body, reached=None, path="/v1/chat/completions"):
     """Ask, and leave once `reached` is not empty: by default, when the request has reached the engine."""
     reached = server.engine.submitted if reached is None else reached
-    async with httpx.AsyncClient(base_url=server.url) as client, asyncio.timeout(20):
+    async with httpx.AsyncClient(base_url=server.url) as client, asyncio.timeout(PATIENCE_S):
         task = asyncio.ensure_future(client.post(path, json=body))
         while not reached:
             await asyncio.sleep(0.005)
@@ -62,7 +63,7 @@ def test_leaving_while_the_request_is_prepared(start, monkeypatch):
     def slowly(*args, **options):
         begun.append(1)
         try:
-            assert may_prepare.wait(20)
+            assert may_prepare.wait(PATIENCE_S)
             return prepare(*args, **options)
         finally:
             ended.set()
@@ -71,7 +72,7 @@ def test_leaving_while_the_request_is_prepared(start, monkeypatch):
     asyncio.run(ask_and_leave(server, BODY, begun))
     wait_until(lambda: server.sessions.n_live == 0)
     may_prepare.set()  # pictures that nobody wants any more
-    assert ended.wait(20)
+    assert ended.wait(PATIENCE_S)
     server.check_idle()
     assert not server.engine.submitted
 

@@ -8,7 +8,7 @@ import pytest
 
 from hydrainfer.server import Tenants
 from tests.browser import chromium, violations
-from tests.server.conftest import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi]
 CHAT = "#post-v1-chat-completions"

@@ -11,13 +11,14 @@ from contextlib import ExitStack
 import pytest
 
 from hydrainfer.server.door.open_connections import OpenConnections
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
 
 def connect(server):
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 def test_new_requests_are_served_beside_more_silent_connections_than_may_be_open(start, caplog):

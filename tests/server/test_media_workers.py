@@ -13,8 +13,9 @@ from hydrainfer.processor import MediaLimits, MediaWorkers
 from hydrainfer.processor.workers import preprocess as room
 from tests.cluster.processes import alive
 from tests.processor.workers import jobs
-from tests.server.conftest import image_part, picture, wait_until
+from tests.server.conftest import image_part, picture
 from tests.server.test_bad_input import error
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
 LIMITS = MediaLimits(max_images=3)

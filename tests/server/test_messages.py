@@ -15,6 +15,7 @@ from hydrainfer.server.protocols.ollama_turn import ChatTurn
 from hydrainfer.server.protocols.responses_turn import ResponseTurn
 from tests.server.conftest import picture
 from tests.server.test_responses import SAID, hermes_server, tools_server  # noqa: F401
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 WEATHER = {
@@ -41,7 +42,7 @@ def ask(**fields):
 @pytest.fixture
 def client(server):
     anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client.messages
 
 
@@ -242,7 +243,7 @@ def test_the_client_knows_the_request_s_id(client):
 
 def test_the_client_s_list_of_models(server):
     anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         models = list(client.models.list())
         assert [m.display_name for m in models] == [m.id for m in models] == ["tiny", "alias"]
         one = client.models.retrieve("alias")

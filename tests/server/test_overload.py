@@ -17,7 +17,8 @@ from hydrainfer.processor import parse_messages
 from hydrainfer.server import OverloadControl, Tenants
 from hydrainfer.server.door.overload import DECODING, PICTURES, TEXT, Work
 from hydrainfer.server.door.returns import Mark
-from tests.server.conftest import image_part, wait_until
+from tests.server.conftest import image_part
+from tests.waiting import PATIENCE_S, wait_until
 
 SMALL = Work(TEXT, 100.0)
 
@@ -238,7 +239,7 @@ def test_a_refused_request_is_answered_before_its_body_is_read(start):
     """Only the headers are sent: an answer that waits for the body never comes."""
     server = start(max_requests=1)
     place = server.sessions.overload.take()
-    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=20) as raw:
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=PATIENCE_S) as raw:
         raw.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"content-length: 3000000\r\n\r\n"
@@ -287,7 +288,9 @@ def test_pictures_that_are_decoded_keep_no_text_waiting(start, monkeypatch):
     server = start()
     media, done = server.intake.processor.media, threading.Event()
     prepare = media.prepare
-    monkeypatch.setattr(media, "prepare", lambda parts, *rest: (parts and done.wait(30), prepare(parts, *rest))[1])
+    monkeypatch.setattr(
+        media, "prepare", lambda parts, *rest: (parts and done.wait(PATIENCE_S), prepare(parts, *rest))[1]
+    )
     queue = server.sessions.overload.queues[DECODING]
     with ThreadPoolExecutor(4) as threads:
         pictures = [threads.submit(server.chat, [image_part()], max_tokens=2) for _ in range(4)]

@@ -7,7 +7,7 @@ import pytest
 
 from hydrainfer.metrics import INTERVALS
 from hydrainfer.server import Tenants
-from tests.server.conftest import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cpu
 WEB = files("hydrainfer.server.page").joinpath("web")

@@ -10,7 +10,8 @@ from hydrainfer.core import InstanceInfo, InstanceStats
 from hydrainfer.server import Tenants
 from tests.browser import chromium, violations
 from tests.processor.video.videos import make_video
-from tests.server.conftest import picture, wait_until
+from tests.server.conftest import picture
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi]
 BAD = "<img src=x onerror=document.title='broken'><b>bold</b> & 你好"

@@ -12,8 +12,9 @@ from hydrainfer.core import Share
 from hydrainfer.scheduler import Policy
 from hydrainfer.server.door.preparation import PreparationOrder
 from hydrainfer.server.door.queues import Queue
-from tests.server.conftest import image_part, wait_until
+from tests.server.conftest import image_part
 from tests.server.test_bad_input import begun
+from tests.waiting import PATIENCE_S, wait_until
 
 ONE = Share("", 1.0)
 
@@ -172,7 +173,7 @@ def test_a_request_that_waits_unprepared_ends_at_once_when_it_is_given_up(start,
     line = server.sessions.overload.orders["text"]
 
     async def flood():
-        async with httpx.AsyncClient(base_url=server.url, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http:
 
             def ask(i, **fields):
                 messages = [{"role": "user", "content": f"text {i}"}]
@@ -189,7 +190,7 @@ def test_a_request_that_waits_unprepared_ends_at_once_when_it_is_given_up(start,
                     await asyncio.sleep(0.01)
                 for one in late:
                     one.cancel()
-            ended = await asyncio.wait_for(asyncio.gather(*late, return_exceptions=True), 5)
+            ended = await asyncio.wait_for(asyncio.gather(*late, return_exceptions=True), PATIENCE_S)
             if how == "deadline":
                 assert [a.json()["error"]["code"] for a in ended] == ["deadline_exceeded"] * 8
             while line.n_waiting:
@@ -198,7 +199,7 @@ def test_a_request_that_waits_unprepared_ends_at_once_when_it_is_given_up(start,
             server.engine.hold.clear()
             assert [(await one).status_code for one in first] == [200] * 32
 
-    asyncio.run(asyncio.wait_for(flood(), 30))
+    asyncio.run(asyncio.wait_for(flood(), 2 * PATIENCE_S))
     server.check_idle()
 
 

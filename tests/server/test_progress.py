@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hydrainfer.core import ErrorInfo
-from tests.server.conftest import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cpu
 ASK = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "progress": True}

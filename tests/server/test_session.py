@@ -20,8 +20,9 @@ from hydrainfer.core import (
 from hydrainfer.processor import PixelStore, Processor, parse_messages
 from hydrainfer.server import Intake, Sessions
 from hydrainfer.server.door.overload import Work
-from tests.server.conftest import image_part, wait_until
+from tests.server.conftest import image_part
 from tests.server.fakes import FakeEngine
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 CHAT = parse_messages([{"role": "user", "content": [image_part(), {"type": "text", "text": "hi"}]}])
@@ -60,7 +61,7 @@ class Bench:
 
 
 async def happens(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -203,7 +204,7 @@ async def test_a_bug_as_one_request_ends_is_of_no_consequence_to_others(make, ca
     bench.sessions.sink([Output(i, bench.said, finish_reason="length") for i in ids[:6]])
     await asyncio.sleep(0.02)
     bench.sessions.sink([Output(ids[6], bench.said, finish_reason="length")])
-    answers = await asyncio.wait_for(asyncio.gather(*(stream.result() for stream in streams)), 5)
+    answers = await asyncio.wait_for(asyncio.gather(*(stream.result() for stream in streams)), PATIENCE_S)
     assert [answer[0].token_ids for answer in answers] == [bench.said] * 7
     assert ended == [streams[0], *streams[2:]] and ids[1] in caplog.text
     bench.engine.cancel(ids)
@@ -274,7 +275,7 @@ async def test_a_request_that_is_still_prepared_at_its_deadline_ends_then(make):
     prepare, may_prepare, prepared = intake.processor.chat, threading.Event(), threading.Event()
 
     def slow(*args, **options):
-        assert may_prepare.wait(20)
+        assert may_prepare.wait(PATIENCE_S)
         try:
             return prepare(*args, **options)
         finally:
@@ -286,7 +287,7 @@ async def test_a_request_that_is_still_prepared_at_its_deadline_ends_then(make):
     assert not prepared.is_set()
     bench.sessions.check(idle=True)
     may_prepare.set()  # a picture that nobody wants any more
-    assert await asyncio.to_thread(prepared.wait, 20)
+    assert await asyncio.to_thread(prepared.wait, PATIENCE_S)
     intake.close()
     bench.check_idle()
     assert not bench.engine.submitted
@@ -298,12 +299,12 @@ async def test_requests_prepared_while_the_sessions_close_do_not_start(make):
 
     def slow(*args, **options):
         begun.set()
-        assert may_prepare.wait(20)
+        assert may_prepare.wait(PATIENCE_S)
         return prepare(*args, **options)
 
     bench.intake.processor.chat = slow
     task = asyncio.ensure_future(answer(bench))
-    assert await asyncio.to_thread(begun.wait, 20)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     bench.sessions.close()
     may_prepare.set()
     with pytest.raises(Unavailable):

@@ -13,7 +13,7 @@ import pytest
 from hydrainfer.core import Grammar
 from hydrainfer.grammar.bounds import TrialBounds
 from hydrainfer.server.openai.fields import ChatFields, parse
-from tests.server.conftest import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -166,7 +166,7 @@ def test_schemas_that_compile_for_ever_cost_others_nothing(start):
     for response, waited_s in answers:
         said = error(response)
         assert "to compile it takes more than" in said["message"] and said["code"] == "invalid_grammar"
-        assert waited_s < 5.0
+        assert waited_s < PATIENCE_S
     server.check_idle()
 
 

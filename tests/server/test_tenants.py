@@ -10,8 +10,8 @@ import pytest
 from hydrainfer.core import ConfigError, Overloaded, Unauthorized
 from hydrainfer.server import Tenants
 from hydrainfer.server.door.gate import Asked
-from tests.server.conftest import wait_until
 from tests.server.test_overload import Clock
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cpu
 

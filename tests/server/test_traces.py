@@ -5,7 +5,7 @@ import pytest
 from hydrainfer.config import load
 from hydrainfer.core import ConfigError
 from hydrainfer.server import Traces, open_traces
-from tests.server.conftest import wait_until
+from tests.waiting import wait_until
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="pip install 'hydrainfer[otel]'")
 pytestmark = pytest.mark.cpu

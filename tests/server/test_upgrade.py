@@ -5,6 +5,7 @@ import http.client
 import pytest
 
 from tests.server.test_connection import answers_to, fresh, raw_request, said_by  # noqa: F401
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 H2C = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
@@ -39,7 +40,7 @@ def test_a_chunked_body_is_read(fresh):  # noqa: F811
 def test_a_get_is_answered_and_its_connection_ends_when_idle(start):
     server = start(keep_alive_s=1)
     for path in ("/version", "/nowhere"):
-        raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+        raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S)
         raw.connect()
         raw.sock.sendall(raw_request(b"", method="GET", path=path, more=WEBSOCKET))
         assert said_by(raw).startswith(b"HTTP/1.1 404 " if path == "/nowhere" else b"HTTP/1.1 200 ")

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from hydrainfer.processor import FetchLimits
-from tests.server.conftest import data_url, image_part, picture, wait_until
+from tests.server.conftest import data_url, image_part, picture
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 ANY = FetchLimits(hosts="any", image_s=2.0)
@@ -30,9 +31,9 @@ class Website:
             def do_GET(self):
                 site.asked.append(self.path)
                 if self.path.startswith("/pair"):
-                    pair.wait(20)
+                    pair.wait(PATIENCE_S)
                 if self.path == "/never":
-                    site.over.wait(30)
+                    site.over.wait(PATIENCE_S)
                     return
                 body = picture(len(self.path)) if self.path.endswith(".png") else b"<html>"
                 self.send_response(200)
@@ -191,7 +192,7 @@ def test_no_thread_waits_for_a_network(start, site):
     assert all(thread.is_alive() for thread in waiting)
     site.over.set()
     for thread in waiting:
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize("kind", ["interim", "chunks"])
@@ -219,6 +220,6 @@ def test_servers_that_send_crumbs_keep_nobody_waiting(start, kind):
             took_s.append(time.monotonic() - start_s)
         over.set()
         for thread in asking:
-            thread.join(30)
+            thread.join(PATIENCE_S)
     assert set(answers) <= {422, 504} and answers
     assert sorted(took_s)[len(took_s) // 2] < 0.5, took_s  # the machine itself may keep one of them waiting

@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from tests.checkpoints import make_llava
-from tests.server.conftest import data_url, image_part, wait_until
+from tests.server.conftest import data_url, image_part
 from tests.server_process import ServerProcess
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
 PATH = "/v1/chat/completions"
@@ -60,7 +61,7 @@ def test_reloads_requests_and_the_end_are_json(checkpoint, tmp_path):
             server.wait_for("tenants_read")
             server.process.send_signal(signal.SIGUSR1)
             server.wait_for("not_restarting")
-            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stranger:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as stranger:
                 stranger.sendall(b"what is this?\r\n\r\n")
                 assert b"400" in stranger.recv(4096)
             stream = {**say, "stream": True, "ignore_eos": True, "max_tokens": 400, "n": 4}
@@ -93,7 +94,7 @@ def test_instances_of_ray_log_json_and_so_does_what_ray_says(checkpoint, tmp_pat
                 cards = {i["id"]: i for i in client.get("/v1/instances").json()["data"]}
                 return cards["D0"]["state"] == "alive" and cards["D0"]["pid"] != victim["pid"]
 
-            wait_until(is_back, 60)
+            wait_until(is_back)
         assert server.stop() == 0
         lines = lines_after_start(server)
     check_form(lines)

@@ -15,6 +15,7 @@ SCRIPT = """
 import multiprocessing, sys, time
 from hydrainfer import LLM
 from hydrainfer.core import ConfigError
+from tests.waiting import PATIENCE_S
 
 def tried(name, call):
     begin_s = time.monotonic()
@@ -34,7 +35,7 @@ if __name__ == "__main__":
     llm.generate(["hi"], use_tqdm=False)
     process = multiprocessing.get_context("fork").Process(target=child, args=(llm,))
     process.start()
-    process.join(30)
+    process.join(PATIENCE_S)
     print("ended", process.exitcode, flush=True)
     process.kill()
     print("goes on", len(llm.generate(["hi"], use_tqdm=False)))

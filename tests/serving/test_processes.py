@@ -24,7 +24,8 @@ from hydrainfer.builtin import MODEL
 from hydrainfer.cluster import Pulse
 from tests.checkpoints import make_llava
 from tests.cluster.processes import alive
-from tests.server.conftest import image_part, picture, wait_until
+from tests.server.conftest import image_part, picture
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
 
@@ -208,7 +209,7 @@ def pids_of_instances(client):
         cards[:] = client.get("/v1/instances").json()["data"]
         return all(card["state"] == "alive" for card in cards)
 
-    wait_until(all_run, 30)
+    wait_until(all_run)
     return {card["pid"] for card in cards}
 
 

@@ -6,7 +6,6 @@ import base64
 import gc
 import io
 import json
-import time
 import urllib.request
 import weakref
 
@@ -18,6 +17,7 @@ from rich.console import Console
 from hydrainfer.config import load
 from hydrainfer.serving import serve_in_background
 from tests.checkpoints import make_llava, make_picture
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 
@@ -39,12 +39,13 @@ def client(served):
         yield made
 
 
-def wait_until_whole(instance, seconds=10.0):
+def wait_until_whole(instance):
     """Every block, place and picture is back."""
-    end = time.monotonic() + seconds
-    while instance.sessions.n_live or any(leased for _, leased, _ in instance.caches.usage().values()):
-        assert time.monotonic() < end, instance.engine.stats()
-        time.sleep(0.01)
+
+    def is_whole():
+        return not instance.sessions.n_live and not any(leased for _, leased, _ in instance.caches.usage().values())
+
+    wait_until(is_whole, say=instance.engine.stats)
     instance.caches.check(idle=True)
     instance.sessions.check(idle=True)
     instance.intake.processor.pixels.check(idle=True)
@@ -63,14 +64,22 @@ def chat(*parts):
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
 
 
+def aborted(url):
+    """The requests that have ended before their answers did."""
+    page = httpx.get(f"{url}/metrics").text
+    return sum(float(line.split()[-1]) for line in page.splitlines() if 'finished_reason="abort"' in line)
+
+
 def test_a_client_that_leaves_frees_its_blocks(served):
     url, instance = served
     body = {"messages": chat(picture(1)), "max_tokens": 500, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", url + "/v1/chat/completions", json=body, timeout=30) as answer:
+    with httpx.stream("POST", url + "/v1/chat/completions", json=body, timeout=PATIENCE_S) as answer:
         lines = answer.iter_lines()  # kept: a dropped iterator closes the stream
         next(lines)
         assert instance.caches.usage()["kv"][1] > 0
-    wait_until_whole(instance, seconds=1.0)
+        n_aborted = aborted(url)
+    wait_until_whole(instance)
+    wait_until(lambda: aborted(url) == n_aborted + 1)
     assert instance.engine.stats().n_running == 0
 
 
@@ -101,7 +110,7 @@ def test_more_requests_than_places_are_told_to_come_back(served):
         "POST",
         url + "/v1/chat/completions",
         json={**body, "n": 39, "max_tokens": 300, "ignore_eos": True, "stream": True},
-        timeout=30,
+        timeout=PATIENCE_S,
     ) as running:
         lines = running.iter_lines()  # kept: a dropped iterator closes the stream
         next(lines)
@@ -174,10 +183,7 @@ def test_garbage_is_collected_at_ticks_and_requests_leave_none(served):
     cycle = Cycle()
     gone = weakref.ref(cycle)
     del cycle
-    end = time.monotonic() + 10
-    while gone() is not None:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: gone() is None)
 
 
 class Cycle:

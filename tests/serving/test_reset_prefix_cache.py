@@ -11,7 +11,8 @@ from rich.console import Console
 from hydrainfer import serving
 from hydrainfer.config import load
 from tests.checkpoints import make_llava
-from tests.server.conftest import image_part, picture, wait_until
+from tests.server.conftest import image_part, picture
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
 WORDS = "Tell me about this picture, with all that is in it, from left to right. " * 4

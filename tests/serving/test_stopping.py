@@ -27,6 +27,7 @@ from hydrainfer.ending import Signals
 from tests.checkpoints import make_llava
 from tests.serving.test_leaving import COSTS
 from tests.serving.test_real_engine import chat, picture
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 PATH = "/v1/chat/completions"
@@ -221,7 +222,7 @@ def test_while_it_drains_those_who_are_in_finish_and_those_who_come_are_told(opt
 
     with signals_restored():
         serve({**options, "log_level": "info"}, monkeypatch, when_ready)
-    assert done.wait(20)
+    assert done.wait(PATIENCE_S)
     assert found["before"] == {"status": "ready"}
     assert found["ready"].json() == {"status": "draining", "live": 1}
     refused = found["refused"]
@@ -318,7 +319,7 @@ class Clients:
         self.answers = [self.pool.submit(self.one, url, body) for body in bodies]
         self.answers += [self.pool.submit(self.half, url, bodies[0])]
         for _ in range(3):
-            assert self.told.acquire(timeout=20), [a for a in self.answers if a.done()]
+            assert self.told.acquire(timeout=PATIENCE_S), [a for a in self.answers if a.done()]
         time.sleep(0.5)
 
     def one(self, url, body):
@@ -373,7 +374,7 @@ def test_a_second_ctrl_c_tells_everybody_and_ends_soon(options, monkeypatch, lay
         serve({**options, "layout": layout}, monkeypatch, when_ready)
     took_s = time.monotonic() - signalled[0]
     thread.join()
-    assert [a.result(10) for a in clients.answers] == [(503, "service_unavailable")] * 19
+    assert [a.result(PATIENCE_S) for a in clients.answers] == [(503, "service_unavailable")] * 19
     clients.close()
     assert [r.getMessage() for r in caplog.records if r.levelname in ("WARNING", "ERROR", "CRITICAL")] == []
     assert capfd.readouterr().err == ""

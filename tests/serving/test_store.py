@@ -17,8 +17,9 @@ from hydrainfer.builtin import MODEL
 from hydrainfer.config import load
 from hydrainfer.serving import serve_in_background
 from tests.cluster.processes import alive
-from tests.server.conftest import image_part, picture, wait_until
+from tests.server.conftest import image_part, picture
 from tests.serving.test_processes import Served, of_run, run_folders
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(400)]
 
@@ -84,7 +85,7 @@ def saved(client, n_blocks):
         time.sleep(0.1)
         return counts[-1] >= n_blocks and counts[-3:] == counts[-1:] * 3
 
-    wait_until(settled, 20)
+    wait_until(settled)
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def traffic(url):
     over, errors = threading.Event(), []
 
     def talk(i):
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=60) as client:
             while not over.is_set():
                 one = Talk(i)
                 for _ in range(3):
@@ -123,7 +124,7 @@ def kill(server):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     server.process.wait()
-    wait_until(lambda: not alive(pids), 10)
+    wait_until(lambda: not alive(pids))
 
 
 def found(talks, client):

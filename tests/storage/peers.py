@@ -13,6 +13,7 @@ import torch
 
 from hydrainfer.cache import DEVICE, EmbedSpec, FullSpec, Pulls
 from hydrainfer.storage import BlockStore, Exports, Routes, StorePuller, needs_shared
+from tests.waiting import PATIENCE_S
 
 SECRET = b"of this cluster"
 SPECS = {
@@ -47,7 +48,7 @@ class Instance:
     def begin(self, handles, ids, into, specs=("kv", "embed")):
         return self.puller.pull({s: handles[s] for s in specs}, Pulls(DEVICE, dict.fromkeys(specs, (ids, into))))
 
-    def wait(self, copy, seconds=10.0):
+    def wait(self, copy, seconds=PATIENCE_S):
         while copy.done is None and self.woken.wait(seconds):
             self.woken.clear()
         return copy.done
@@ -105,7 +106,7 @@ class Peer:
 
     def kill(self):
         os.kill(self._process.pid, signal.SIGKILL)
-        self._process.join(5)
+        self._process.join(PATIENCE_S)
 
     def end(self):
         """What threads it has left after closing everything."""
@@ -113,5 +114,5 @@ class Peer:
             return []
         self.pipe.send(None)
         left = self.result()
-        self._process.join(10)
+        self._process.join(PATIENCE_S)
         return left

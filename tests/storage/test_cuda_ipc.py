@@ -18,6 +18,7 @@ from hydrainfer.storage import BlockStore, Exports, TransportError, Unreachable,
 from hydrainfer.storage.cuda_ipc import CudaIpcTransport, IpcAllocation
 from tests.storage import driver
 from tests.storage.peers import SPECS, _context, content
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(60)]
 
@@ -60,11 +61,11 @@ class Exporter:
 
     def end(self) -> None:
         self.pipe.send(None)
-        self.process.join(10)
+        self.process.join(PATIENCE_S)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join(10)
+        self.process.join(PATIENCE_S)
 
     def clean(self) -> None:
         if self.process.is_alive():

@@ -8,6 +8,7 @@ import torch
 
 from hydrainfer.cache import DEVICE, HOST, EmbedSpec, FullSpec, Pulls
 from hydrainfer.storage import BlockStore, LayerLoader
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 SIZES = {"kv_heads": 2, "head_dim": 8, "dtype": "bfloat16", "block_tokens": 4}
@@ -49,7 +50,7 @@ def rig(specs, n=8):
         store.bytes.copy_(torch.randint(1, 256, store.bytes.shape, dtype=torch.uint8, generator=draw))
     stream, woken = Stream(), threading.Semaphore(0)
     loader = LayerLoader(host, device, lambda: stream, woken.release)
-    return host, device, loader, stream, lambda: woken.acquire(timeout=10.0)
+    return host, device, loader, stream, lambda: woken.acquire(timeout=PATIENCE_S)
 
 
 def of_layers(name, layers, **more):
@@ -101,9 +102,9 @@ def test_without_a_queue_copies_fail_until_there_is_one():
     loader = LayerLoader(host, device, make_queue, woken.release)
     pulls = Pulls(DEVICE, {full.name: ([1], [2])})
     first = loader.begin(HOST, pulls, 0.0)
-    assert woken.acquire(timeout=10.0) and first.poll(0.0) is False
+    assert woken.acquire(timeout=PATIENCE_S) and first.poll(0.0) is False
     second = loader.begin(HOST, pulls, 0.0)
-    assert woken.acquire(timeout=10.0) and woken.acquire(timeout=10.0) and second.poll(0.0) is True
+    assert woken.acquire(timeout=PATIENCE_S) and woken.acquire(timeout=PATIENCE_S) and second.poll(0.0) is True
     loader.close()
 
 

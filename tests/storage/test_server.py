@@ -15,6 +15,7 @@ from hydrainfer.storage import TransportError, server
 from hydrainfer.storage.packets import Attach, Join, Pull, Put, Read
 from hydrainfer.storage.wire import MAGIC, PeerSocket, address_of, enter
 from tests.storage.peers import SECRET, SPECS, Instance
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(60)]
 KV = SPECS["kv"].block_bytes
@@ -64,13 +65,10 @@ def test_strangers_are_cut_off_hold_up_nobody_and_fill_no_log(pair, caplog, monk
     for sock in silent:
         sock.close()
     with connect() as sock:
-        sock.settimeout(20)
+        sock.settimeout(PATIENCE_S)
         assert ended(sock)
     assert works(source, target) is True
-    end_s = time.monotonic() + 20
-    while sum(t.name == "hydrainfer-blocks" for t in threading.enumerate()) > 2:
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    wait_until(lambda: sum(t.name == "hydrainfer-blocks" for t in threading.enumerate()) <= 2)
     lines = [r for r in caplog.records if r.filename == "seldom.py"]
     assert 1 <= len(lines) <= 5, "of a hundred"
 

@@ -11,6 +11,7 @@ from hydrainfer.cache import BlockRef, StoreJob, stored_bytes
 from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.store_client import ThreadedClient
 from tests.storage.peers import SPECS
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 SPEC = SPECS["kv"]
@@ -31,7 +32,7 @@ class Hanging:
 
     def read(self, names, into):
         self.n_reads += 1
-        self.released.wait(20.0)
+        self.released.wait(PATIENCE_S)
         for name, view in zip(names, into):
             view[:] = (b"\xff" if name.number in self.broken else b"\7") * len(view)
         return [name.number not in self.broken for name in names]
@@ -55,20 +56,13 @@ def load(client, blocks):
     return client.start(StoreJob("load", {SPEC.name: (refs, blocks)}))
 
 
-def until(ready):
-    end_s = time.monotonic() + 10.0
-    while not ready():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
-
-
 def test_a_load_that_is_given_up_writes_nothing_more(rig):
     store, shared, client, woken = rig
     first, second = load(client, [0, 1]), load(client, [2, 3])
-    until(lambda: shared.n_reads == 2 and first.began_at() <= time.monotonic() and woken)
+    wait_until(lambda: shared.n_reads == 2 and first.began_at() <= time.monotonic() and woken)
     first.cancel()
     shared.released.set()
-    until(lambda: first.poll(0.0) is not None and second.poll(0.0) is not None)
+    wait_until(lambda: first.poll(0.0) is not None and second.poll(0.0) is not None)
     assert second.poll(0.0).there == {SPEC.name: [True, True]}
     assert not store.bytes[:2].any()
     assert torch.equal(
@@ -79,7 +73,7 @@ def test_a_load_that_is_given_up_writes_nothing_more(rig):
 def test_behind_loads_that_were_given_up_and_hang_none_is_begun(rig):
     _, shared, client, _ = rig
     hung = [load(client, [0]), load(client, [1])]
-    until(lambda: shared.n_reads == 2)
+    wait_until(lambda: shared.n_reads == 2)
     waiting = load(client, [2])
     for ticket in hung:
         ticket.cancel()
@@ -87,10 +81,10 @@ def test_behind_loads_that_were_given_up_and_hang_none_is_begun(rig):
     assert refused is not None and "not ended" in refused.error
     assert waiting.poll(0.0) is None and waiting.began_at() == float("inf")
     shared.released.set()
-    until(lambda: waiting.poll(0.0) is not None)
+    wait_until(lambda: waiting.poll(0.0) is not None)
     assert waiting.poll(0.0).there == {SPEC.name: [True]}
     later = load(client, [3])
-    until(lambda: later.poll(0.0) is not None)
+    wait_until(lambda: later.poll(0.0) is not None)
     assert not later.poll(0.0).error
 
 
@@ -99,7 +93,7 @@ def test_blocks_come_through_a_buffer_that_is_smaller_than_a_load(rig, monkeypat
     monkeypatch.setattr("hydrainfer.storage.store_client._BUFFER_BYTES", 2 * stored_bytes(SPEC))
     shared.released.set()
     ticket = load(client, [4, 0, 3, 1, 5])
-    until(lambda: ticket.poll(0.0) is not None)
+    wait_until(lambda: ticket.poll(0.0) is not None)
     assert ticket.poll(0.0).there == {SPEC.name: [True] * 5} and shared.n_reads == 3
     assert all(store.bytes[block].any() for block in (0, 1, 3, 4, 5)) and not store.bytes[2].any()
 
@@ -110,6 +104,6 @@ def test_what_did_not_come_is_not_written(rig):
     shared.broken = {0, 4}
     shared.released.set()
     ticket = load(client, [4, 0, 3])
-    until(lambda: ticket.poll(0.0) is not None)
+    wait_until(lambda: ticket.poll(0.0) is not None)
     assert ticket.poll(0.0).there == {SPEC.name: [False, False, True]}
     assert store.bytes[3].any() and not store.bytes[[0, 4]].any()

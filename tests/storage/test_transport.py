@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -18,6 +17,7 @@ from hydrainfer.storage import BlockStore, Exports, LocalExports, Region, Routes
 from hydrainfer.storage.places import here, ways_here
 from hydrainfer.storage.tcp import shares
 from hydrainfer.storage.transport import BlockRun, runs
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(60)]
 
@@ -55,7 +55,7 @@ class Rig:
     def pull(self, pulls, handles=None):
         self.woken.clear()
         copy = self.puller.pull(handles or {name: self.handles[name] for name in pulls}, Pulls(DEVICE, pulls))
-        assert self.woken.wait(10)
+        assert self.woken.wait(PATIENCE_S)
         return copy.poll(0.0)
 
     def close(self):
@@ -136,11 +136,8 @@ def traces():
     )
 
 
-def settle(before, seconds=3.0):
-    end = time.monotonic() + seconds
-    while traces() != before and time.monotonic() < end:
-        time.sleep(0.02)
-    assert traces() == before
+def settle(before):
+    wait_until(lambda: traces() == before, say=traces)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -15,6 +15,7 @@ from hydrainfer.storage.packets import Attach
 from hydrainfer.storage.transport import Unreachable, pieces_of
 from hydrainfer.storage.wire import PeerSocket, Plain, admit, enter
 from tests.storage.peers import SECRET, Instance
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.unit
 
@@ -103,7 +104,7 @@ def test_a_connection_speaks_through_its_channel():
     thread = threading.Thread(target=lambda: (admit(server, SECRET), theirs.append(server.receive())))
     thread.start()
     enter(PeerSocket(client, Masked), SECRET, "E0:1")
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert theirs == [Attach("E0:1")]
     server.send_bytes(b"blocks")
     assert PeerSocket(client).exactly(6) != b"blocks"

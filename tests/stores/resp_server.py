@@ -14,6 +14,7 @@ import pytest
 
 from hydrainfer.stores import BlockName, Root, StoreError
 from hydrainfer.stores.resp import RespStore
+from tests.waiting import PATIENCE_S
 
 ROOT = Root(b"r" * 16, {"model": "toy", "dtype": "float32"})
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -106,7 +107,7 @@ def answering(reply):
         for sock in connections:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(PATIENCE_S)
 
 
 @contextmanager
@@ -115,7 +116,7 @@ def running(folder, port, *options):
     command = [SERVER, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 break

@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections import Counter
 from functools import partial
 
@@ -14,11 +13,9 @@ from hydrainfer.stores.port import Contents
 from hydrainfer.stores.resp import RespStore
 from hydrainfer.stores.several import SeveralStores
 from tests.stores.resp_server import ROOT, block_of, got, name_of, put
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
-
-
-PATIENCE_S = 20.0
 
 
 class Clock:
@@ -74,13 +71,6 @@ class Memory:
 
     def close(self):
         self.closed = True
-
-
-def wait_until(condition):
-    end_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end_s, "this did not happen in time"
-        time.sleep(0.001)
 
 
 NAMES = [name_of(i, group=(i // 4).to_bytes(8)) for i in range(400)]  # 100 groups of 4

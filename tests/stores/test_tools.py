@@ -27,6 +27,7 @@ from hydrainfer.stores.resp_client import RespClient
 from hydrainfer.stores.resp_tools import _idle_s
 from tests.stores.folders import is_exact
 from tests.stores.resp_server import ROOT, name_of, put
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 TRIAL = Root(bytes(16), {"model": "trial"})
@@ -42,7 +43,7 @@ def fake_server():
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(PATIENCE_S)
 
 
 @pytest.fixture(params=["dir", "redis"])

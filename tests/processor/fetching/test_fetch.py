@@ -17,6 +17,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.processor import ChatMessage, Fetcher, FetchLimits, ImagePart, TextPart, Wanted
 from tests.processor.fetching.websites import PUBLIC, Detour, moved, ok, resolver, unknown_name, website
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fetchers_closed")]
 PICTURE = Wanted("picture", 1000, 5.0, ("video/",))
@@ -302,13 +303,13 @@ async def test_no_more_than_allowed_come_at_once():
 
 
 async def test_one_failure_ends_the_others():
-    async with website({"/x": slow(5), "/bad": b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"}) as site:
-        fetcher = Fetcher(FetchLimits(), resolve=resolver([PUBLIC]), network=site.network)
+    async with website({"/x": slow(100), "/bad": b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"}) as site:
+        fetcher = Fetcher(FetchLimits(image_s=100.0), resolve=resolver([PUBLIC]), network=site.network)
         start_s = time.monotonic()
         with pytest.raises(MediaError, match="status 404") as e:
             async with fetcher.fetched(shown(A, "http://a.example/bad")):
                 pass
-        assert e.value.param == "p1" and time.monotonic() - start_s < 2 and fetcher.held_bytes == 0
+        assert e.value.param == "p1" and time.monotonic() - start_s < PATIENCE_S and fetcher.held_bytes == 0
         site.pages.clear()
         for task in asyncio.all_tasks():
             if "Site.serve" in repr(task):
@@ -376,7 +377,7 @@ async def test_cancelling_while_the_server_says_nothing_closes_the_socket(scheme
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(gone.wait(), 2)
+    await asyncio.wait_for(gone.wait(), PATIENCE_S)
     server.close()
 
 

@@ -8,6 +8,7 @@ import pytest
 from hydrainfer.core import InvalidRequest, MediaError, Overloaded, RequestTooLarge
 from hydrainfer.processor import Fetcher, FetchLimits, Wanted
 from hydrainfer.processor.fetching.local_files import locate_file, read_file
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.unit
 
@@ -59,7 +60,7 @@ async def test_files_outside_are_refused_whether_they_exist_or_not(root):
 @pytest.mark.parametrize("name", ["nothing.png", "sub", "pipe", ""])
 async def test_paths_that_are_no_files_are_refused(root, name):
     with pytest.raises((MediaError, InvalidRequest)) as e:
-        await asyncio.wait_for(read(f"file://{root}/{name}", root), 3)
+        await asyncio.wait_for(read(f"file://{root}/{name}", root), PATIENCE_S)
     assert str(root) not in e.value.message
 
 

@@ -13,6 +13,7 @@ from hydrainfer.processor.text import check_length, encode
 from hydrainfer.processor.text.tool_blocks import _gemma, _mistral, _qwen
 from hydrainfer.processor.text.watchdog import TooSlow, Watchdog
 from tests.checkpoints import make_llava
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 LOOPS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
@@ -73,7 +74,7 @@ def test_only_the_thread_that_computes_too_long_is_stopped():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20.0)
+        thread.join(PATIENCE_S)
     assert ends == {"waits": "done", "computes": "stopped", "short": "done"}
 
 

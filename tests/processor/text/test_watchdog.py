@@ -9,7 +9,7 @@ import pytest
 
 from hydrainfer.processor.text import watchdog
 from hydrainfer.processor.text.watchdog import TooSlow, Watchdog
-from tests.engine.rig import wait_for
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(120)]
 
@@ -64,7 +64,7 @@ def test_a_call_that_ends_before_the_watchdog_claims_it_is_not_stopped(dog, monk
 
     monkeypatch.setattr(watchdog, "_cpu_s", judge)
     worker.start()
-    wait_for(lambda: worker.is_in("wait"))
+    wait_until(lambda: worker.is_in("wait"))
     watching = threading.Thread(target=dog._stop_slow, daemon=True)
     watching.start()
     worker.join(60)
@@ -87,10 +87,10 @@ def test_a_call_that_ends_once_it_is_claimed_waits_for_the_exception(dog, monkey
 
     monkeypatch.setattr(watchdog, "_raise_in", hold)
     worker.start()
-    wait_for(lambda: worker.is_in("wait"))
+    wait_until(lambda: worker.is_in("wait"))
     watching = threading.Thread(target=dog._stop_slow, daemon=True)
     watching.start()
-    wait_for(lambda: worker.is_in("_end"))
+    wait_until(lambda: worker.is_in("_end"))
     assert worker.is_alive()
     waits.set()
     worker.join(60)
@@ -109,7 +109,7 @@ def test_a_call_that_swallows_the_exception_ends(dog):
 
     worker = Worker(dog, swallow)
     worker.start()
-    wait_for(lambda: worker.is_in("swallow"))
+    wait_until(lambda: worker.is_in("swallow"))
     dog._stop_slow()
     worker.join(60)
     assert worker.outcome == "swallowed"
@@ -180,7 +180,7 @@ def test_an_exception_that_comes_as_the_call_returns_is_the_calls(dog):
     gate.acquire()
     worker = Worker(dog, gate.acquire)
     worker.start()
-    wait_for(lambda: any(watch.end_s < 0.0 for watch in list(dog._watched)))
+    wait_until(lambda: any(watch.end_s < 0.0 for watch in list(dog._watched)))
     dog._stop_slow()
     gate.release()
     worker.join(60)

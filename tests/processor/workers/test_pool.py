@@ -33,13 +33,13 @@ from hydrainfer.processor.workers.pool import _Worker
 from hydrainfer.processor.workers.prepare import Seal, prepare_image
 from tests.cluster.processes import alive
 from tests.processor.workers import jobs
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
 DATA = Path(skimage.__file__).parent / "data"
 LIMITS = MediaLimits(max_pixels=4_000_000)
 ADAPTER = ClipImages(ClipSettings.read({"size": {"shortest_edge": 56}, "crop_size": 56}).by("pillow"), 16)
 ARGS = (ADAPTER, LIMITS, Seal(b"w", "float32"))
-PATIENCE_S = 20.0
 
 
 def part(data=b"data"):
@@ -48,13 +48,6 @@ def part(data=b"data"):
 
 def photo(name="rocket.jpg"):
     return part((DATA / name).read_bytes())
-
-
-def wait_until(condition):
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "this did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from hydrainfer.processor.pictures.media import decode_image
 from hydrainfer.processor.workers import preprocess as room
 from hydrainfer.processor.workers.prepare import Seal
 from hydrainfer.processor.workers.preprocess import Adapters, Preprocessor
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
 LIMITS = MediaLimits()
@@ -225,7 +226,7 @@ def test_a_cancelled_request_leaves_the_queue_and_holds_nothing(store):
     ticket.cancel()
     assert [f.cancelled() for f in scripted.futures] == [False, False, True, True, True]
     scripted.futures[1].set_result(one)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert ended and len(scripted.futures) == 5
     late = JobTicket()
     late.cancel()

@@ -2,12 +2,12 @@
 
 import io
 import re
-import time
 
 import pytest
 from rich.console import Console
 
 from hydrainfer.workload.output import Shown, ticking
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.unit
 
@@ -21,10 +21,7 @@ def test_a_load_says_that_it_goes_on(monkeypatch):
         return [re.sub(r"( \(|, ).*", "", line) for line in console.file.getvalue().splitlines()]
 
     def wait_for(line):
-        end = time.monotonic() + 20
-        while line not in told():
-            assert time.monotonic() < end, told()
-            time.sleep(0.01)
+        wait_until(lambda: line in told(), say=told)
 
     with Shown(console, None) as watch:
         wait_for("preparing")
