@@ -300,13 +300,21 @@ def _wrong_words(e: Any) -> int:
     if type(e).__name__ == "NoArgsIsHelpError":
         e.show()
     else:
-        from hydrainfer.config import RENAMED
-
-        flag = str(getattr(e, "option_name", ""))
-        new = RENAMED.get(flag.removeprefix("--").replace("-", "_"))
-        message = f"{flag} is now called --{new.replace('_', '-')}" if new else e.format_message().rstrip(".")
+        message = _renamed(str(getattr(e, "option_name", "")), e.ctx) or e.format_message().rstrip(".")
         _say_error(f"{message}{' See' if message.endswith('?') else '; see'} {path} --help")
     return e.exit_code
+
+
+def _renamed(flag: str, ctx: Any) -> str:
+    """What an unknown option is now called, or which of vLLM's it resembles; empty if neither is known."""
+    from hydrainfer.config import RENAMED, nearest_of_vllm
+
+    key = flag.removeprefix("--").replace("-", "_")
+    if key in RENAMED:
+        return f"{flag} is now called --{RENAMED[key].replace('_', '-')}"
+    takes_them = key and isinstance(ctx.command, _Serve)
+    near = nearest_of_vllm(key, [param.name for param in ctx.command.params]) if takes_them else None
+    return f"No such option: {flag}; did you mean --{near.replace('_', '-')}, as vLLM has it?" if near else ""
 
 
 def _say_error(message: str) -> None:

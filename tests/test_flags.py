@@ -113,6 +113,11 @@ def test_a_flag_that_may_stand_without_its_number(words, eggs):
     ("words", "wanted"),
     [
         (["serve", "--no-such"], "error: No such option: --no-such; see hydrainfer serve --help\n"),
+        (
+            ["serve", "--max-num-seq", "5"],
+            "error: No such option: --max-num-seq; did you mean --max-num-seqs, as vLLM has it? "
+            "See hydrainfer serve --help\n",
+        ),
         (["nothing"], "error: No such command 'nothing'; see hydrainfer --help\n"),
         (["serve", "--port", "70000"], "error: port (flag): must be a whole number up to 65535, got '70000'\n"),
         (

@@ -21,7 +21,7 @@ from hydrainfer.config.read import RENAMED, check_known, converted, locate, read
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
 from hydrainfer.config.slo import Slo, inline_slo, is_slo_part, parse_slo, read_slo
 from hydrainfer.config.table import config_rows, config_table
-from hydrainfer.config.vllm_names import of_vllm
+from hydrainfer.config.vllm_names import nearest_of_vllm, of_vllm
 
 __all__ = [
     "ENV_PREFIX",
@@ -53,6 +53,7 @@ __all__ = [
     "load",
     "locate",
     "locked",
+    "nearest_of_vllm",
     "of_vllm",
     "options",
     "parse_slo",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from hydrainfer import builtin
 from hydrainfer.config.foreign import adopt
 from hydrainfer.config.read import check_known, read_yaml
 from hydrainfer.config.schema import ServeConfig
-from hydrainfer.config.vllm_names import NAMES
+from hydrainfer.config.vllm_names import NAMES, nearest_of_vllm
 from hydrainfer.core import ConfigError
 
 ENV_PREFIX = "HYDRAINFER_"
@@ -100,8 +99,8 @@ def load(
         notes += adopted.notes
         for key, value in adopted.options.items():
             if key not in known:
-                near = difflib.get_close_matches(str(key), NAMES, 1, 0.8)
-                check_known(key, [*known, *near], name, "`hydrainfer serve --help`")
+                near = nearest_of_vllm(str(key), known)
+                check_known(key, [*known, *filter(None, [near])], name, "`hydrainfer serve --help`")
             values[key], source[key] = value, name
     if "model" not in values:
         values["model"], source["model"] = builtin.NAME, "built-in"

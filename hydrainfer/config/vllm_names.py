@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydrainfer.config.foreign import Name, Options, gathered, listed, mapping, on, whole_number
@@ -425,3 +426,9 @@ def of_vllm(words: Sequence[str]) -> tuple[list[str], Options]:
     """The words of a command line without the options of `vllm serve`, and these with their values. Raises
     `ConfigError`."""
     return gathered(words, NAMES, SPELLING)
+
+
+def nearest_of_vllm(key: str, ours: Iterable[str]) -> str | None:
+    """The option of `vllm serve` that a misspelt one resembles, or None if one of `ours` or nothing is nearer."""
+    near = difflib.get_close_matches(key, [*ours, *NAMES], 1, 0.8)
+    return near[0] if near and near[0] in NAMES else None
