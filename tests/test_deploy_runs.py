@@ -94,7 +94,7 @@ def test_nginx_streams_under_a_prefix_and_says_who_asks(server, tmp_path):
         with client.stream("POST", "/hydra/v1/completions", json=LONG, headers=forged) as answer:
             lines = answer.iter_lines()
             first = next(lines)
-            under_way = httpx.get(f"{server.url}/load").json()["server_load"]
+            under_way = httpx.get(f"{server.url}/load", timeout=PATIENCE_S).json()["server_load"]
             rest = [line for line in lines if line]
         assert first.startswith("data: {") and rest[-1] == "data: [DONE]"
         assert under_way >= 1, "the first token comes before the last"
@@ -110,8 +110,13 @@ def test_nginx_streams_under_a_prefix_and_says_who_asks(server, tmp_path):
 def test_promtool_finds_nothing_wrong_but_vllms_names(server):
     """They have a colon, and one histogram ends as counters do."""
     promtool = installed("promtool")
-    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
-    page = httpx.get(f"{server.url}/metrics").text
+    assert (
+        httpx.post(
+            f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=PATIENCE_S
+        ).status_code
+        == 200
+    )
+    page = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
     checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True, timeout=60)
     assert checked.returncode in (0, 3), "3: remarks on style only"
     remarks = [line for line in checked.stderr.splitlines() if not line.endswith("should not contain ':'")]
@@ -130,7 +135,12 @@ def test_a_prometheus_scrapes_the_server_and_answers_for_it(server, tmp_path):
     shutil.copy(DEPLOY / "prometheus-alerts.yml", tmp_path)
     with Prometheus(tmp_path, config) as prometheus:
         wait_until(lambda: prometheus.query('up{job="hydrainfer"} == 1'))
-        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+        assert (
+            httpx.post(
+                f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=PATIENCE_S
+            ).status_code
+            == 200
+        )
         wait_until(lambda: prometheus.query('hydrainfer:generation_tokens_total{model_name="mine"} >= 2'))
         rules = yaml.safe_load((tmp_path / "prometheus-alerts.yml").read_text())["groups"][0]["rules"]
         for rule in rules:

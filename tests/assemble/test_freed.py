@@ -23,6 +23,7 @@ from hydrainfer.serving import serve_in_background
 from hydrainfer.storage import BlockStore
 from tests.checkpoints import make_llava, make_picture
 from tests.memory import graph_double, watch_caches
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -95,7 +96,7 @@ def test_a_closed_server_holds_no_weights_and_no_caches(checkpoint, born, layout
     """FastAPI remembers the functions behind routes for as long as the process lives."""
     options = {"model": str(checkpoint), "port": 0, "threads": 1, "layout": layout, "launcher": "inproc"}
     with serve_in_background(load(options), Console(quiet=True)) as (url, _):
-        httpx.get(f"{url}/health").raise_for_status()
+        httpx.get(f"{url}/health", timeout=PATIENCE_S).raise_for_status()
         assert {"Model", "BlockStore"} <= set(alive(born))
     gc.collect()
     assert not alive(born)

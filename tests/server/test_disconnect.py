@@ -33,7 +33,7 @@ def test_leaving_a_stream_cancels(start):
 async def ask_and_leave(server, body, reached=None, path="/v1/chat/completions"):
     """Ask, and leave once `reached` is not empty: by default, when the request has reached the engine."""
     reached = server.engine.submitted if reached is None else reached
-    async with httpx.AsyncClient(base_url=server.url) as client, asyncio.timeout(PATIENCE_S):
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client, asyncio.timeout(PATIENCE_S):
         task = asyncio.ensure_future(client.post(path, json=body))
         while not reached:
             await asyncio.sleep(0.005)
@@ -179,10 +179,10 @@ def test_many_clients_coming_and_going(start):
     async def one(client, i):
         body = {**ENDLESS, "stream": bool(i % 2), "max_tokens": 5 + 20 * (i % 3), "n": 1 + i % 2}
         with suppress(httpx.TimeoutException):
-            await client.post("/v1/chat/completions", json=body, timeout=0.01 * (i % 9) + 0.01 if i % 4 else 20)
+            await client.post("/v1/chat/completions", json=body, timeout=0.01 * (i % 9) + 0.01 if i % 4 else PATIENCE_S)
 
     async def all_of_them():
-        async with httpx.AsyncClient(base_url=server.url) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
             await asyncio.gather(*(one(client, i) for i in range(40)))
 
     asyncio.run(all_of_them())

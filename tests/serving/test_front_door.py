@@ -11,6 +11,7 @@ from rich.console import Console
 from hydrainfer.config import load
 from hydrainfer.core import ConfigError
 from hydrainfer.serving import serve_in_background
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -41,7 +42,7 @@ def test_tls_and_prefix_and_template(certificate, tmp_path):
         assert url.startswith("https://")
         context = ssl.create_default_context(cafile=cert)
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
-            httpx.get(f"{url}/health", verify=context)  # the server wants to see a certificate
+            httpx.get(f"{url}/health", verify=context, timeout=PATIENCE_S)  # the server wants to see a certificate
         context.load_cert_chain(cert, key)
         with httpx.Client(base_url=f"{url}/hydra", verify=context, timeout=60) as client:
             assert client.get("/health").json() == {"status": "ok"}

@@ -19,6 +19,7 @@ from hydrainfer.planner.costs import read_cost_file
 from hydrainfer.profiling.auto import settle
 from hydrainfer.serving import serve_in_background
 from tests.caches import take_own_cache
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.multi
 FAST, MEASURED = "configs/costs/fast.yaml", "configs/cost_models/builtin-cpu.yaml"
@@ -39,7 +40,7 @@ def quiet():
 def answers(loaded):
     with serve_in_background(loaded, quiet()) as (url, instance):
         text = "".join(ask_about(Server(url, instance.name), str(PICTURE), "What is this?", 8))
-        health = httpx.get(f"{url}/health").json()
+        health = httpx.get(f"{url}/health", timeout=PATIENCE_S).json()
     return text, health
 
 

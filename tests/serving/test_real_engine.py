@@ -66,7 +66,7 @@ def chat(*parts):
 
 def aborted(url):
     """The requests that have ended before their answers did."""
-    page = httpx.get(f"{url}/metrics").text
+    page = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
     return sum(float(line.split()[-1]) for line in page.splitlines() if 'finished_reason="abort"' in line)
 
 
@@ -105,7 +105,7 @@ def test_a_prompt_beyond_the_whole_kv_cache_is_refused(served, client):
 def test_more_requests_than_places_are_told_to_come_back(served):
     url, instance = served
     body = {"messages": chat(), "max_tokens": 2}
-    assert httpx.post(url + "/v1/chat/completions", json={**body, "n": 40}).status_code == 200
+    assert httpx.post(url + "/v1/chat/completions", json={**body, "n": 40}, timeout=PATIENCE_S).status_code == 200
     with httpx.stream(
         "POST",
         url + "/v1/chat/completions",
@@ -114,7 +114,7 @@ def test_more_requests_than_places_are_told_to_come_back(served):
     ) as running:
         lines = running.iter_lines()  # kept: a dropped iterator closes the stream
         next(lines)
-        full = httpx.post(url + "/v1/chat/completions", json={**body, "n": 2})
+        full = httpx.post(url + "/v1/chat/completions", json={**body, "n": 2}, timeout=PATIENCE_S)
         assert (full.status_code, full.json()["error"]["type"]) == (429, "rate_limit_error")
         assert int(full.headers["retry-after"]) >= 1
     wait_until_whole(instance)
@@ -152,7 +152,7 @@ def test_a_prompt_that_was_computed_before_is_not_computed_again(served, client)
 
 
 def scrape(url):
-    lines = httpx.get(url + "/metrics").text.splitlines()
+    lines = httpx.get(url + "/metrics", timeout=PATIENCE_S).text.splitlines()
     found = {}
     for line in lines:
         if line.startswith("hydrainfer:") and "_bucket" not in line:

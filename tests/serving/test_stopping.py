@@ -239,7 +239,7 @@ def test_a_hang_up_reads_the_tenants_again(options, monkeypatch, tmp_path, caplo
         path.write_text(f"acme: {{keys: ['sha256:{hashlib.sha256(key.encode()).hexdigest()}']}}")
 
     def ask(url, key):
-        return httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+        return httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S).status_code
 
     def change(url):
         seen.append([ask(url, key) for key in ("old", "new")])
@@ -284,7 +284,9 @@ def test_a_console_that_takes_nothing_ends_nothing(options, monkeypatch, tmp_pat
     body = {"messages": chat(), "max_tokens": 40, "ignore_eos": True, "stream": True}
 
     def signals(url):
-        with httpx.stream("POST", f"{url}{PATH}", json=body, headers={"authorization": "Bearer k"}) as answer:
+        with httpx.stream(
+            "POST", f"{url}{PATH}", json=body, headers={"authorization": "Bearer k"}, timeout=PATIENCE_S
+        ) as answer:
             lines = answer.iter_lines()
             next(lines)
             for sig in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):

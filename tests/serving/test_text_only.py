@@ -12,6 +12,7 @@ from hydrainfer.core import ConfigError, InvalidRequest
 from hydrainfer.serving import serve_in_background
 from tests.checkpoints import make_llava
 from tests.checkpoints_text import make_text
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -32,7 +33,10 @@ def path(tmp_path_factory):
 def test_behind_http(path, layout, capsys):
     console = Console(width=200)
     loaded = load({"model": str(path), "port": 0, "layout": layout, "launcher": "inproc", "native_kernels": False})
-    with serve_in_background(loaded, console) as (url, instance), httpx.Client(base_url=url) as http:
+    with (
+        serve_in_background(loaded, console) as (url, instance),
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
+    ):
         shown = capsys.readouterr().out
         assert "kv_cache_gib" in shown
         assert instance.facts["served_model_name"] == path.name and "image_cache_gib" not in instance.facts

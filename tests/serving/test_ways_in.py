@@ -56,7 +56,7 @@ def test_strangers_who_do_not_speak_http_fill_no_log(checkpoint, caplog):
             with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port), timeout=PATIENCE_S) as stranger:
                 stranger.sendall(b"what is this?\r\n\r\n")
                 assert b"400" in stranger.recv(4096)
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
     assert 1 <= len(caplog.messages) <= 6
 
 
