@@ -134,7 +134,7 @@ def test_a_server_that_does_not_answer_is_unavailable_in_time(tmp_path, monkeypa
     client, start = PixelClient(f"ipc://{tmp_path}/nobody"), time.monotonic()
     with pytest.raises(Unavailable):
         client("a")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < PATIENCE_S
     client.close()
 
 
