@@ -99,7 +99,6 @@ SAMPLES = {
         CHATS,
         (*SEEING, "2E1P2D"),
         compiled=True,
-        exact=True,
         expanded=expanded,
     ),
     "gemma4, e2b, another seed": Sample(
@@ -107,7 +106,6 @@ SAMPLES = {
         Gemma4Reference,
         FEW,
         ("1EPD",),
-        exact=True,
     ),
     "gemma4, 31b": Sample(
         partial(make_gemma4, kind="31b", seed=2),

@@ -127,7 +127,6 @@ SAMPLES = {
         CHATS,
         (*SEEING, "2E1P2D"),
         variants={"": {}, "two layers": {"seed": 5, "vision_feature_layer": [1, -1], "published": False}},
-        exact=True,
         expanded=expanded,
         sizes=SIZES,
     ),

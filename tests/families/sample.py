@@ -17,11 +17,10 @@ class Sample(NamedTuple):
     """A kind of checkpoints. `make(folder, **variant)` writes a tiny one and returns its path; `reference(path)` is
     transformers on it, with `inputs` and `greedy` as `tests.equivalence.reference.Reference` has them. `chats`: what is
     asked, by name; `layouts`: those in which tokens are compared. `variants`: the arguments of `make` with which logits
-    are compared, by name. `compiled`: tokens are also compared with our compiled kernels. `exact`: logits are compared
-    with transformers in float64, where its own float32 is too far from that. `expanded(path)`: a function that returns
-    the ids that the reference's preprocessing puts in a prompt for a picture of this width and height, with the texts
-    around it that the processor writes, or None if it refuses such a picture; None instead of the function if the model
-    takes text only. `sizes`: widths and heights for that, besides random ones."""
+    are compared, by name. `compiled`: tokens are also compared with our compiled kernels. `expanded(path)`: a function
+    that returns the ids that the reference's preprocessing puts in a prompt for a picture of this width and height,
+    with the texts around it that the processor writes, or None if it refuses such a picture; None instead of the
+    function if the model takes text only. `sizes`: widths and heights for that, besides random ones."""
 
     make: Callable[..., Path]
     reference: Callable[[Path], Any]
@@ -29,7 +28,6 @@ class Sample(NamedTuple):
     layouts: tuple[str, ...]
     variants: Mapping[str, Mapping[str, Any]] = {"": {}}
     compiled: bool = False
-    exact: bool = False
     expanded: Callable[[Path], Callable[[int, int], list[int] | None]] | None = None
     sizes: Sequence[tuple[int, int]] = ((1, 1), (1, 40), (40, 1), (2000, 20), (20, 2000))
 

@@ -52,16 +52,18 @@ def prepared(path, messages):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_embeddings_of_pictures_and_frames_are_those_of_transformers(kind, paths):
-    """Several sizes in one pass."""
+    """Several sizes in one pass; the reference computes in float64."""
     ours, theirs = load_model(paths[kind], Role.parse("E")), Gemma4Reference(paths[kind])
+    theirs.model.double()
     for chat in ("several sizes", "wide", "tall", "tiny", "video"):
         inputs, (_, pictures) = theirs.inputs(CHATS[chat]), prepared(paths[kind], CHATS[chat])
         with torch.inference_mode():
             if chat == "video":
-                names = "pixel_values_videos", "video_position_ids", "num_frames_per_video"
-                made = theirs.model.model.get_video_features(*map(inputs.get, names), return_dict=True)
+                frames, n_frames = inputs["pixel_values_videos"].double(), inputs["num_frames_per_video"]
+                at = inputs["video_position_ids"]
+                made = theirs.model.model.get_video_features(frames, at, n_frames, return_dict=True)
             else:
-                made = theirs.model.get_image_features(inputs["pixel_values"], inputs["image_position_ids"])
+                made = theirs.model.get_image_features(inputs["pixel_values"].double(), inputs["image_position_ids"])
             difference = torch.cat(ours.encode(pictures)) - torch.cat(list(made.pooler_output))
         print(f"{kind}, {chat}: {float(difference.abs().max()):.1e}")
         assert float(difference.abs().max()) < 1e-5, chat

@@ -48,15 +48,17 @@ def prepared(path, messages):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_embeddings_of_pictures_and_frames_are_those_of_transformers(kind, paths):
+    """The reference computes in float64."""
     ours, theirs = load_model(paths[kind], Role.parse("E")), Reference(paths[kind])
+    theirs.model.double()
     for chat in ("several sizes", "wide", "tall", "video"):
         messages = (PICTURES | VIDEOS)[chat]
         inputs, (_, pictures) = theirs.inputs(messages), prepared(paths[kind], messages)
         with torch.inference_mode():
             if chat == "video":
-                made = theirs.model.get_video_features(inputs["pixel_values_videos"], inputs["video_grid_thw"])
+                made = theirs.model.get_video_features(inputs["pixel_values_videos"].double(), inputs["video_grid_thw"])
             else:
-                made = theirs.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
+                made = theirs.model.get_image_features(inputs["pixel_values"].double(), inputs["image_grid_thw"])
             difference = torch.cat(ours.encode(pictures)) - torch.cat(list(made.pooler_output))
         print(f"{kind}, {chat}: {float(difference.abs().max()):.1e}")
         assert float(difference.abs().max()) < 1e-5, chat

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
@@ -43,10 +41,12 @@ def forced(rig: Rig, request: Request, store: PixelStore) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "variant"), [(name, v) for name, s in SAMPLES.items() for v in s.variants])
 def test_logits_are_those_of_transformers(name, variant, tmp_path, record_property):
+    """In float64: transformers' own float32 may be as far from that as ours."""
     sample = SAMPLES[name]
     path = sample.make(tmp_path / "checkpoint", **sample.variants[variant])
     reference, worst, rig = sample.reference(path), 0.0, None
-    model = copy.deepcopy(reference.model).double() if sample.exact else reference.model
+    model = reference.model.double()
+    model.set_experts_implementation("eager")  # torch has no grouped products in float64
     description = described(path)
     seeing = description.images is not None
     if seeing:
@@ -59,7 +59,7 @@ def test_logits_are_those_of_transformers(name, variant, tmp_path, record_proper
         ids = inputs["input_ids"][0].tolist()
         if hasattr(getattr(model, "model", None), "rope_deltas"):
             model.model.rope_deltas = None
-        wide = {k: v.double() if sample.exact and v.is_floating_point() else v for k, v in inputs.items()}
+        wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
         with torch.inference_mode():
             want = model(**wide).logits[0]
         if seeing:

@@ -31,19 +31,21 @@ def paths(tmp_path_factory):
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_embeddings_of_frames_are_those_of_transformers(name, paths):
+    """The reference computes in float64."""
     ours, theirs, store = (
         load_model(paths[name], Role.parse("E")),
         SAMPLES[name].reference(paths[name]),
         PixelStore(1 << 28),
     )
+    theirs.model.double()
     processor = Processor(described(paths[name]), store, weights=b"", dtype="float32")
     for messages in (LONG, SQUARE_VIDEOS["video"], SQUARE_VIDEOS["one frame"], SQUARE_VIDEOS["videos"]):
         inputs = theirs.inputs(messages)
         with torch.inference_mode():
             if name == "internvl":
-                want = theirs.model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
+                want = theirs.model.get_image_features(pixel_values=inputs["pixel_values"].double()).pooler_output
             else:
-                want = theirs.model.get_video_features(inputs["pixel_values_videos"]).pooler_output
+                want = theirs.model.get_video_features(inputs["pixel_values_videos"].double()).pooler_output
             (request,) = processor.chat("r", parse_messages(messages, local=True), GREEDY).requests
             made = ours.encode([PatchedPicture(store.get(m.pixels), m.grid) for m in request.media])
         difference = float((torch.cat(made) - want.flatten(0, 1)).abs().max())
