@@ -300,20 +300,22 @@ def _wrong_words(e: Any) -> int:
     if type(e).__name__ == "NoArgsIsHelpError":
         e.show()
     else:
-        message = _renamed(str(getattr(e, "option_name", "")), e.ctx) or e.format_message().rstrip(".")
+        flag = getattr(e, "option_name", None)
+        message = (_other_name(flag, e.ctx) if flag else "") or e.format_message().rstrip(".")
         _say_error(f"{message}{' See' if message.endswith('?') else '; see'} {path} --help")
     return e.exit_code
 
 
-def _renamed(flag: str, ctx: Any) -> str:
+def _other_name(flag: str, ctx: Any) -> str:
     """What an unknown option is now called, or which of vLLM's it resembles; empty if neither is known."""
     from hydrainfer.config import RENAMED, nearest_of_vllm
 
     key = flag.removeprefix("--").replace("-", "_")
     if key in RENAMED:
         return f"{flag} is now called --{RENAMED[key].replace('_', '-')}"
-    takes_them = key and isinstance(ctx.command, _Serve)
-    near = nearest_of_vllm(key, [param.name for param in ctx.command.params]) if takes_them else None
+    if ctx is None or not isinstance(ctx.command, _Serve):
+        return ""
+    near = nearest_of_vllm(key, [param.name for param in ctx.command.params])
     return f"No such option: {flag}; did you mean --{near.replace('_', '-')}, as vLLM has it?" if near else ""
 
 
