@@ -40,7 +40,7 @@ class Prometheus:
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 
     def __enter__(self) -> Prometheus:
-        wait_until(self._is_ready)
+        wait_until(self._is_ready, 60)
         return self
 
     def __exit__(self, *_: object) -> None:

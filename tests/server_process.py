@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 
 class ServerProcess:
@@ -36,7 +36,7 @@ class ServerProcess:
 
     def wait_for(self, event: str, n: int = 1) -> dict:
         """The `n`th line of an event, once it is there."""
-        wait_until(lambda: len(self.lines_of(event)) >= n)
+        wait_until(lambda: len(self.lines_of(event)) >= n, 60)
         return self.lines_of(event)[n - 1]
 
     def lines_of(self, event: str) -> list[dict]:
@@ -54,7 +54,7 @@ class ServerProcess:
         """The exit status of the server, which is told to end."""
         if self.process.poll() is None:
             self.process.send_signal(sig)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(60)
 
     def __enter__(self) -> ServerProcess:
         return self

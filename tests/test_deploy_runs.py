@@ -134,14 +134,14 @@ def test_a_prometheus_scrapes_the_server_and_answers_for_it(server, tmp_path):
     config.write_text(text.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}").replace("10s", "1s"))
     shutil.copy(DEPLOY / "prometheus-alerts.yml", tmp_path)
     with Prometheus(tmp_path, config) as prometheus:
-        wait_until(lambda: prometheus.query('up{job="hydrainfer"} == 1'))
+        wait_until(lambda: prometheus.query('up{job="hydrainfer"} == 1'), 60)
         assert (
             httpx.post(
                 f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 2}, timeout=PATIENCE_S
             ).status_code
             == 200
         )
-        wait_until(lambda: prometheus.query('hydrainfer:generation_tokens_total{model_name="mine"} >= 2'))
+        wait_until(lambda: prometheus.query('hydrainfer:generation_tokens_total{model_name="mine"} >= 2'), 60)
         rules = yaml.safe_load((tmp_path / "prometheus-alerts.yml").read_text())["groups"][0]["rules"]
         for rule in rules:
             metric = re.search(r"(?:hydrainfer:|http_|\bup\b)\w*", rule["expr"])[0]

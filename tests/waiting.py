@@ -6,7 +6,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 50.0  # less than the least time limit of a test
+PATIENCE_S = 25.0
+"""How long a test waits. The server gives up what stalls after 30 s, so a test that waited longer could not fail."""
+SOON_S = 12.0
+"""The same where the cluster would help itself: after 15 s (`Pulse.handover_s`) or 20 s (`dead_s`, `patience_s`)."""
+HELD_S = 100.0
+"""How long a test holds something up, until it lets go itself: longer than it waits for what goes on meanwhile."""
 
 
 def wait_until(

@@ -42,7 +42,7 @@ def url(tmp_path_factory):
     port = free_port()
     log = tmp_path_factory.mktemp("mock") / "log"
     with ServerProcess("mock", [*MOCK, str(port), "--ttft-ms", "10", "--itl-ms", "2"], port, log) as server:
-        wait_until(lambda: "ready" in log.read_text() or server.check_alive())
+        wait_until(lambda: "ready" in log.read_text() or server.check_alive(), 60)
         yield server.url
         server.stop(limit_s=0.1)  # a shell that starts the tests in its background has SIGINT ignored
 

@@ -23,7 +23,7 @@ from hydrainfer.storage import BlockStore, Exports, Routes, StorePuller, between
 from tests.cluster.faults import Faults, inject
 from tests.cluster.processes import Processes, alive, memories
 from tests.scheduler.fakes import make_request
-from tests.waiting import PATIENCE_S
+from tests.waiting import SOON_S
 
 KV = FullSpec.of(layers=1, kv_heads=1, head_dim=4, dtype="float32", block_tokens=4)
 EMBED = EmbedSpec.of(width=4, dtype="float32", block_tokens=4)
@@ -125,7 +125,7 @@ class Fleet:
     def said(self, request):
         return [o for o in self.outputs if o.request_id == request.id]
 
-    def answer(self, request, timeout_s=PATIENCE_S):
+    def answer(self, request, timeout_s=50.0):
         """(finish reason, tokens, error), once it has ended; every output is new, and one is the last."""
         with self.heard:
             ended = self.heard.wait_for(lambda: any(o.finish_reason for o in self.said(request)), timeout_s)
@@ -137,14 +137,14 @@ class Fleet:
     def infos(self):
         return {i.name: i for i in self.hub.instances()}
 
-    def wait(self, true, timeout_s=PATIENCE_S):
+    def wait(self, true, timeout_s=SOON_S):
         start = time.monotonic()
         while not true():
             assert time.monotonic() - start < timeout_s, self.hub.instances()
             time.sleep(0.01)
         return time.monotonic() - start
 
-    def wait_whole(self, timeout_s=PATIENCE_S):
+    def wait_whole(self, timeout_s=SOON_S):
         """Every instance is there, no block is leased, and nobody maps the memory of a dead one."""
 
         def whole():

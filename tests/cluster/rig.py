@@ -11,7 +11,7 @@ from hydrainfer.cluster import Hub, Mesh, NodePlan, Pulse, ServerSide
 from hydrainfer.config import read_layout
 from hydrainfer.machine import host_identity
 from tests.scheduler.fakes import expected_tokens, make_request
-from tests.waiting import PATIENCE_S
+from tests.waiting import SOON_S
 
 
 def speaks_ipv6():
@@ -65,7 +65,7 @@ class Rig:
         self.hub.submit(request)
         return request
 
-    def tokens(self, request, timeout_s=PATIENCE_S):
+    def tokens(self, request, timeout_s=50.0):
         """All of its answer, once it has ended."""
 
         with self.heard:
@@ -88,7 +88,7 @@ class Rig:
     def info(self, name):
         return next(i for i in self.hub.instances() if i.name == name)
 
-    def wait(self, true, timeout_s=PATIENCE_S):
+    def wait(self, true, timeout_s=SOON_S):
         """How long it took to become `true`."""
         start = time.monotonic()
         while not true():

@@ -11,7 +11,7 @@ from hydrainfer.cluster.actor import ActorInstance
 from hydrainfer.machine import host_identity
 from tests.cluster.fleet import emulated
 from tests.cluster.processes import context
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import SOON_S, wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(60)]
 
@@ -29,8 +29,8 @@ def test_a_process_that_the_hub_has_deserted_ends_at_once(tmp_path):
     process = context.Process(target=live, args=(plan, str(tmp_path)))
     process.start()
     try:
-        wait_until((tmp_path / "EPD0.leased").exists)
-        process.join(PATIENCE_S)
+        wait_until((tmp_path / "EPD0.leased").exists, 50)
+        process.join(SOON_S)
         assert process.exitcode == 1
     finally:
         process.kill()

@@ -14,7 +14,7 @@ from hydrainfer.cluster import pixels as pixels_module
 from hydrainfer.cluster.pixels import answer_pixels
 from hydrainfer.core import Unavailable
 from tests.cluster.rig import IPV6
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import HELD_S, PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
@@ -115,7 +115,7 @@ def test_a_late_answer_is_not_taken_for_the_next(server, monkeypatch):
 
     class Slow(dict):
         def __getitem__(self, ref):
-            held.wait(PATIENCE_S)
+            held.wait(HELD_S)
             return slow[ref]
 
     server.pictures = Slow()

@@ -18,7 +18,7 @@ from hydrainfer.config import MachineShare
 from hydrainfer.core import ConfigError, InternalError
 from tests.cluster.light import light
 from tests.cluster.rig import Rig
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, SOON_S, wait_until
 
 pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[2]
@@ -106,7 +106,7 @@ def zombie(pid):
 
 def wait_gone(pids):
     start = time.monotonic()
-    wait_until(lambda: not alive(pids), say=lambda: alive(pids))
+    wait_until(lambda: not alive(pids), SOON_S, say=lambda: alive(pids))
     return time.monotonic() - start
 
 
@@ -154,7 +154,7 @@ def test_a_killed_instance_is_noticed_at_once_and_comes_back_as_another(cluster,
         rig.wait(lambda: len(rig.outputs) > 20)
         os.kill(before.pid, signal.SIGKILL)
         noticed_s = rig.wait(lambda: rig.info("D0").incarnation != before.incarnation)
-        back_s = noticed_s + rig.wait(lambda: rig.info("D0").state == "alive")
+        back_s = noticed_s + rig.wait(lambda: rig.info("D0").state == "alive", PATIENCE_S)
         assert [rig.tokens(r) for r in requests] == [rig.expected(r) for r in requests]
         assert rig.info("D0").incarnation > before.incarnation and rig.info("D0").pid != before.pid
         os.kill(rig.info("D1").pid, signal.SIGKILL)  # now D0 has to serve
@@ -186,13 +186,13 @@ def test_an_instance_comes_and_another_leaves_while_requests_run(cluster, tmp_pa
         with pytest.raises(ConfigError, match="without EPD0, no instance could decode or encode or prefill"):
             rig.hub.remove("EPD0")
         rig.hub.add(replace(rig.hub._plans[0], name="EPD1"))
-        added_s = rig.wait(lambda: rig.info("EPD1").state == "alive")
+        added_s = rig.wait(lambda: rig.info("EPD1").state == "alive", PATIENCE_S)
         requests += [rig.submit(f"s{i}", max_tokens=40) for i in range(4)]
         pid = rig.info("EPD0").pid
         rig.hub.remove("EPD0")
         requests += [rig.submit(f"t{i}", max_tokens=40) for i in range(4)]
         assert [rig.tokens(r) for r in requests] == [rig.expected(r) for r in requests]
-        left_s = rig.wait(lambda: [i.name for i in rig.hub.instances()] == ["EPD1"])
+        left_s = rig.wait(lambda: [i.name for i in rig.hub.instances()] == ["EPD1"], 15)
         tokens, expected = rig.answer("after")
         assert tokens == expected and rig.hub.lost() is None
         wait_gone([pid])
@@ -209,7 +209,7 @@ def test_a_stage_whose_start_fails_is_tried_again_and_given_up_when_its_checkpoi
         os.kill(rig.info("P0").pid, signal.SIGKILL)
         waited_s = rig.wait(lambda: rig.info("P0").state == "dead")
         newcomers = [rig.submit(f"new{i}") for i in range(4)]
-        waited_s += rig.wait(lambda: "no weights yet" in rig.info("P0").trouble)
+        waited_s += rig.wait(lambda: "no weights yet" in rig.info("P0").trouble, 15)
         checkpoint.write_text("weights")
         assert [rig.tokens(r) for r in newcomers] == [rig.expected(r) for r in newcomers]
         assert (rig.info("P0").trouble, rig.hub.lost()) == ("", None)
@@ -217,7 +217,7 @@ def test_a_stage_whose_start_fails_is_tried_again_and_given_up_when_its_checkpoi
         os.kill(rig.info("P0").pid, signal.SIGKILL)
         rig.wait(lambda: rig.info("P0").state == "dead")
         late = rig.submit("late")
-        rig.wait(lambda: rig.hub.lost() is not None)
+        rig.wait(lambda: rig.hub.lost() is not None, 15)
         assert rig.hub.lost().endswith(f"P0 could not be started again: {checkpoint} is missing")
         rig.wait(lambda: any(o.error and o.error.code == "stage_lost" for o in rig.said(late)))
     print(f"it failed {waited_s:.1f} s after its death")
@@ -232,8 +232,8 @@ def test_an_instance_of_another_host_is_watched_and_killed_through_ray(cluster, 
         noticed_s = rig.wait(lambda: rig.info("EPD0").incarnation != died.incarnation)
         assert rig.info("EPD1").incarnation == killed.incarnation
         launcher.kill("EPD1", killed.incarnation)
-        killed_s = rig.wait(lambda: rig.info("EPD1").incarnation != killed.incarnation)
-        rig.wait(lambda: {i.state for i in rig.hub.instances()} == {"alive"})
+        killed_s = rig.wait(lambda: rig.info("EPD1").incarnation != killed.incarnation, 15)
+        rig.wait(lambda: {i.state for i in rig.hub.instances()} == {"alive"}, PATIENCE_S)
         tokens, expected = rig.answer("after")
         assert tokens == expected
     print(f"death heard of after {noticed_s:.1f} s, {killed_s:.1f} s after kill")
@@ -246,8 +246,8 @@ def test_a_hanging_instance_is_killed_through_ray(cluster, tmp_path):
         hangs = rig.info("EPD0")
         os.kill(hangs.pid, signal.SIGSTOP)
         launcher.kill("EPD0", hangs.incarnation)
-        killed_s = rig.wait(lambda: rig.info("EPD0").incarnation != hangs.incarnation)
-        rig.wait(lambda: rig.info("EPD0").state == "alive")
+        killed_s = rig.wait(lambda: rig.info("EPD0").incarnation != hangs.incarnation, PATIENCE_S)
+        rig.wait(lambda: rig.info("EPD0").state == "alive", PATIENCE_S)
     print(f"death of a hanging one heard of {killed_s:.1f} s after kill")
 
 

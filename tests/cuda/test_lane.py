@@ -11,7 +11,7 @@ import torch
 from hydrainfer.core import DEVICE_LOST, Lane, StepBatch, StepResult
 from hydrainfer.runtime import lane as lanes
 from tests.cuda.fake import CUDA
-from tests.waiting import PATIENCE_S
+from tests.waiting import HELD_S, PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -77,7 +77,7 @@ def test_the_next_batch_is_launched_while_the_device_computes_one(notes, monkeyp
             pass
 
         def synchronize(self) -> None:
-            assert self.done.wait(PATIENCE_S)
+            assert self.done.wait(HELD_S)
 
     def work(name, launched):
         def read():

@@ -12,7 +12,7 @@ from hydrainfer.metrics import INTERVALS, Timelines
 from hydrainfer.scheduler import Budgets, Scheduler
 from tests.engine.rig import IdleRunner, Immediate, Rig, TimedTicket, threaded
 from tests.scheduler.fakes import FakeDevice, Guessing, expected_tokens, make_caches, make_request
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import HELD_S, PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.unit
 
@@ -291,7 +291,7 @@ class Slow(Immediate):
         ticket = TimedTicket(lambda: result, float("inf"))
 
         def finish():
-            self.release.wait(PATIENCE_S)
+            self.release.wait(HELD_S)
             ticket.at = 0.0
             self.wake()
 

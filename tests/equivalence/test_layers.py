@@ -22,7 +22,7 @@ from hydrainfer.storage import LayerLoader
 from tests.checkpoints import make_llava
 from tests.checkpoints_text import make_text
 from tests.equivalence.stored import ask, converse, engines, few, start
-from tests.waiting import PATIENCE_S
+from tests.waiting import HELD_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 EACH_S = 0.003
@@ -69,7 +69,7 @@ class Mark:
         self.synchronize()
 
     def synchronize(self):
-        assert self.synchronized.wait(PATIENCE_S)
+        assert self.synchronized.wait(HELD_S)
 
 
 @pytest.fixture

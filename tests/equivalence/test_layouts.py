@@ -33,7 +33,7 @@ from tests.equivalence.mixed import (
 )
 from tests.equivalence.oracle import drafted_by
 from tests.parts import parts
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import SOON_S, wait_until
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
@@ -56,7 +56,7 @@ def check_whole(llm):
         leased = (n for pool in instance.pools().values() for _, n, _ in pool.usage().values())
         return not len(pixels) and not any(leased)
 
-    wait_until(is_whole, say=instance.engine.stats)
+    wait_until(is_whole, SOON_S, say=instance.engine.stats)
     for pool in instance.pools().values():
         pool.check(idle=True)
     instance.sessions.check(idle=True)
@@ -258,7 +258,7 @@ def test_clients_that_leave_at_random_moments(tiny, wanted, layout):
 
     async def everyone(llm):
         answers = await asyncio.gather(*(one(parts(llm).intake, i) for i in range(48)))
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + SOON_S
         while parts(llm).sessions.n_live:
             assert time.monotonic() < end, parts(llm).engine.stats()
             await asyncio.sleep(0.005)

@@ -13,7 +13,7 @@ import pytest
 from hydrainfer.core import Grammar, InvalidRequest, Overloaded, Unavailable
 from hydrainfer.grammar import bounds, library
 from hydrainfer.grammar import compile as compiling
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import HELD_S, PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 ENDLESS = [Grammar("json", json.dumps({"type": "integer", "multipleOf": n})) for n in (99999989, 99999971)]
@@ -42,7 +42,7 @@ def wait_until_none(grammars):
 
 
 async def until_trials(grammars, n):
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HELD_S):
         while not (grammars._trials._process and len(children(grammars)) == n):
             await asyncio.sleep(0.01)
 
@@ -66,7 +66,7 @@ def test_a_simple_grammar_does_not_wait_for_endless_ones(make_grammars):
         endless = [asyncio.ensure_future(grammars.check(grammar)) for grammar in ENDLESS]
         await until_trials(grammars, len(ENDLESS))
         simple = asyncio.ensure_future(grammars.check(SIMPLE))
-        done, _ = await asyncio.wait([simple, *endless], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([simple, *endless], timeout=HELD_S, return_when=asyncio.FIRST_COMPLETED)
         assert done == {simple}, (done, states(grammars))
         await simple
         for task in endless:
@@ -119,7 +119,7 @@ def test_too_many_that_wait_are_refused(make_grammars):
 
     async def flood():
         asked = [asyncio.ensure_future(grammars.check(remainders(99999000 + i))) for i in range(200)]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HELD_S):
             while sum(task.done() for task in asked) < 200 - bounds.MAX_WAITING:
                 await asyncio.sleep(0.01)
         for task in asked:
@@ -159,7 +159,7 @@ def test_a_trial_that_is_killed_says_nothing_of_its_grammar(make_grammars, n_kil
     async def ask():
         asked = asyncio.ensure_future(grammars.check(endless))
         killed = set()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HELD_S):
             while len(killed) < n_kills:
                 for pid in set(children(grammars) if grammars._trials._process else ()) - killed:
                     os.kill(int(pid), signal.SIGKILL)
@@ -201,7 +201,7 @@ def test_a_process_that_stands_still_does_not_hold_up_the_server(make_grammars):
 
     async def comes_back():
         """Once it has read something of what waits for it."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HELD_S):
             while True:
                 with suppress(Overloaded):
                     return await grammars.check(Grammar("regex", "b+"))
@@ -218,7 +218,7 @@ def test_who_waits_for_a_grammar_is_told_of_the_end(make_grammars, monkeypatch):
 
     def slow(*of):
         begun.set()
-        go_on.wait(PATIENCE_S)
+        go_on.wait(HELD_S)
         return compiled(*of)
 
     monkeypatch.setattr(library, "compiled", slow)

@@ -92,7 +92,7 @@ def test_every_question_of_vllms_dashboards_has_an_answer(tmp_path, layout, stor
                 return not questions
 
             try:
-                wait_until(all_answered)
+                wait_until(all_answered, 60)
             except AssertionError:
                 pytest.fail("no answer to:\n" + "\n".join(questions))
 

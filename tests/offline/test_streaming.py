@@ -183,7 +183,7 @@ def test_a_request_is_aborted_while_its_picture_is_fetched(path):
             begin_s = time.monotonic()
             await llm.abort("mine")
             (output,) = await task
-            assert time.monotonic() - begin_s < PATIENCE_S
+            assert time.monotonic() - begin_s < 8.0  # a read that nobody ends takes 10
             return output
 
     output = run(path, work, media_hosts="any", image_fetch_s=100)

@@ -29,7 +29,6 @@ from hydrainfer.scheduler import Budgets, Drafting, Guess, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport
 from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import make_request, placeholders
-from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 KV = FullSpec.of(layers=2, kv_heads=1, head_dim=4, dtype="bfloat16", block_tokens=4)
@@ -349,7 +348,7 @@ def test_a_thread_wakes_by_itself_when_a_batch_is_ready():
     thread.start(rig.engine)
     try:
         thread.submit(request)
-        assert done.wait(PATIENCE_S)
+        assert done.wait(60)
     finally:
         thread.close()
     assert [t for o in outputs for t in o.token_ids] == alone(request)

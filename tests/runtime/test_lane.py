@@ -9,7 +9,7 @@ import torch
 
 from hydrainfer.core import Lane, StepBatch, StepResult
 from hydrainfer.runtime import LaneThread
-from tests.waiting import PATIENCE_S
+from tests.waiting import HELD_S, PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -36,7 +36,7 @@ class Shared:
 
         def work():
             began.set()
-            assert go_on.wait(PATIENCE_S)
+            assert go_on.wait(HELD_S)
             end = time.monotonic() + PATIENCE_S
             while enough is not None and not enough.is_set():
                 assert time.monotonic() < end

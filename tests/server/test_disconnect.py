@@ -12,7 +12,7 @@ import pytest
 
 from hydrainfer.core import ErrorInfo, Output
 from tests.server.conftest import image_part
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import HELD_S, PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": [image_part(), {"type": "text", "text": "hi"}]}]}
@@ -63,7 +63,7 @@ def test_leaving_while_the_request_is_prepared(start, monkeypatch):
     def slowly(*args, **options):
         begun.append(1)
         try:
-            assert may_prepare.wait(PATIENCE_S)
+            assert may_prepare.wait(HELD_S)
             return prepare(*args, **options)
         finally:
             ended.set()

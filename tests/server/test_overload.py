@@ -18,7 +18,7 @@ from hydrainfer.server import OverloadControl, Tenants
 from hydrainfer.server.door.overload import DECODING, PICTURES, TEXT, Work
 from hydrainfer.server.door.returns import Mark
 from tests.server.conftest import image_part
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import HELD_S, PATIENCE_S, wait_until
 
 SMALL = Work(TEXT, 100.0)
 
@@ -288,9 +288,7 @@ def test_pictures_that_are_decoded_keep_no_text_waiting(start, monkeypatch):
     server = start()
     media, done = server.intake.processor.media, threading.Event()
     prepare = media.prepare
-    monkeypatch.setattr(
-        media, "prepare", lambda parts, *rest: (parts and done.wait(PATIENCE_S), prepare(parts, *rest))[1]
-    )
+    monkeypatch.setattr(media, "prepare", lambda parts, *rest: (parts and done.wait(HELD_S), prepare(parts, *rest))[1])
     queue = server.sessions.overload.queues[DECODING]
     with ThreadPoolExecutor(4) as threads:
         pictures = [threads.submit(server.chat, [image_part()], max_tokens=2) for _ in range(4)]

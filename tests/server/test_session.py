@@ -22,7 +22,7 @@ from hydrainfer.server import Intake, Sessions
 from hydrainfer.server.door.overload import Work
 from tests.server.conftest import image_part
 from tests.server.fakes import FakeEngine
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import HELD_S, PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 CHAT = parse_messages([{"role": "user", "content": [image_part(), {"type": "text", "text": "hi"}]}])
@@ -275,7 +275,7 @@ async def test_a_request_that_is_still_prepared_at_its_deadline_ends_then(make):
     prepare, may_prepare, prepared = intake.processor.chat, threading.Event(), threading.Event()
 
     def slow(*args, **options):
-        assert may_prepare.wait(PATIENCE_S)
+        assert may_prepare.wait(HELD_S)
         try:
             return prepare(*args, **options)
         finally:
@@ -299,7 +299,7 @@ async def test_requests_prepared_while_the_sessions_close_do_not_start(make):
 
     def slow(*args, **options):
         begun.set()
-        assert may_prepare.wait(PATIENCE_S)
+        assert may_prepare.wait(HELD_S)
         return prepare(*args, **options)
 
     bench.intake.processor.chat = slow

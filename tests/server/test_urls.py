@@ -12,7 +12,7 @@ import pytest
 
 from hydrainfer.processor import FetchLimits
 from tests.server.conftest import data_url, image_part, picture
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import HELD_S, PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 ANY = FetchLimits(hosts="any", image_s=2.0)
@@ -33,7 +33,7 @@ class Website:
                 if self.path.startswith("/pair"):
                     pair.wait(PATIENCE_S)
                 if self.path == "/never":
-                    site.over.wait(PATIENCE_S)
+                    site.over.wait(HELD_S)
                     return
                 body = picture(len(self.path)) if self.path.endswith(".png") else b"<html>"
                 self.send_response(200)
@@ -169,7 +169,7 @@ def test_fetching_counts_against_the_deadline(start, site):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_downloads_for_a_client_that_left_are_stopped(start, site, stream):
-    server = start(fetch=FetchLimits(hosts="any", image_s=2 * PATIENCE_S))
+    server = start(fetch=FetchLimits(hosts="any", image_s=HELD_S, read_s=HELD_S))
     with pytest.raises(httpx.ReadTimeout):
         server.http.post(
             "/v1/chat/completions",

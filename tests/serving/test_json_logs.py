@@ -94,7 +94,7 @@ def test_instances_of_ray_log_json_and_so_does_what_ray_says(checkpoint, tmp_pat
                 cards = {i["id"]: i for i in client.get("/v1/instances").json()["data"]}
                 return cards["D0"]["state"] == "alive" and cards["D0"]["pid"] != victim["pid"]
 
-            wait_until(is_back)
+            wait_until(is_back, 60)
         assert server.stop() == 0
         lines = lines_after_start(server)
     check_form(lines)

@@ -65,7 +65,11 @@ def test_a_random_instance_dies_in_the_middle_of_its_answers(tmp_path):
 
         assert asyncio.run(answers(llm, kill_one)) == wanted
         assert hub._side.lives.n_recovered > 0
-        wait_until(lambda: all(i.stats is not None and not leases(i.stats) for i in hub.instances()), say=hub.instances)
+        wait_until(
+            lambda: all(i.stats is not None and not leases(i.stats) for i in hub.instances()),
+            say=hub.instances,
+            patience_s=60,
+        )
         (back,) = [i for i in hub.instances() if i.name == killed[0].name]
         assert back.incarnation > killed[0].incarnation
         pids |= {i.pid for i in hub.instances()}

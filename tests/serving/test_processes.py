@@ -209,7 +209,7 @@ def pids_of_instances(client):
         cards[:] = client.get("/v1/instances").json()["data"]
         return all(card["state"] == "alive" for card in cards)
 
-    wait_until(all_run)
+    wait_until(all_run, 60)
     return {card["pid"] for card in cards}
 
 

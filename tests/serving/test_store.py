@@ -19,7 +19,7 @@ from hydrainfer.serving import serve_in_background
 from tests.cluster.processes import alive
 from tests.server.conftest import image_part, picture
 from tests.serving.test_processes import Served, of_run, run_folders
-from tests.waiting import wait_until
+from tests.waiting import SOON_S, wait_until
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(400)]
 
@@ -124,7 +124,7 @@ def kill(server):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     server.process.wait()
-    wait_until(lambda: not alive(pids))
+    wait_until(lambda: not alive(pids), SOON_S)
 
 
 def found(talks, client):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.storage.peers import Instance, Peer
-from tests.waiting import PATIENCE_S
+from tests.waiting import HELD_S, PATIENCE_S
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(60)]
 
@@ -34,7 +34,7 @@ def test_both_directions_at_once(transport):
 @pytest.mark.parametrize("transport", ["gloo", "tcp"])
 def test_a_peer_killed_during_a_copy(transport):
     doomed, other = Peer("E0:1", transport, 1, n=N, n_source=N), Peer("E1:1", transport, 2)
-    us = Instance("P0:1", transport, 3, n=N, n_source=0, timeout_s=2 * PATIENCE_S)
+    us = Instance("P0:1", transport, 3, n=N, n_source=0, timeout_s=HELD_S)
     embed = us.stores["embed"].bytes
     copy = us.begin(doomed.handles, list(range(N)), list(range(N)), ["embed"])
     while not embed[0, 0]:
@@ -72,7 +72,7 @@ def test_a_hung_peer(transport):
     """Its copies end when their time is over, or at once when we close; ours to it end too."""
     peer = Peer("E0:1", transport, 1, n=N, n_source=N)
     patient, hasty = (
-        Instance("P0:1", transport, 2, n=N, timeout_s=2 * PATIENCE_S),
+        Instance("P0:1", transport, 2, n=N, timeout_s=HELD_S),
         Instance("P1:1", transport, 3, n=N, timeout_s=2.0),
     )
     assert patient.pull(peer.handles, RUN, RUN, 1) is True and hasty.pull(peer.handles, RUN, RUN, 1) is True

@@ -11,7 +11,7 @@ from hydrainfer.cache import BlockRef, StoreJob, stored_bytes
 from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.store_client import ThreadedClient
 from tests.storage.peers import SPECS
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import HELD_S, wait_until
 
 pytestmark = pytest.mark.cpu
 SPEC = SPECS["kv"]
@@ -32,7 +32,7 @@ class Hanging:
 
     def read(self, names, into):
         self.n_reads += 1
-        self.released.wait(PATIENCE_S)
+        self.released.wait(HELD_S)
         for name, view in zip(names, into):
             view[:] = (b"\xff" if name.number in self.broken else b"\7") * len(view)
         return [name.number not in self.broken for name in names]

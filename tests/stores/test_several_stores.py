@@ -13,7 +13,7 @@ from hydrainfer.stores.port import Contents
 from hydrainfer.stores.resp import RespStore
 from hydrainfer.stores.several import SeveralStores
 from tests.stores.resp_server import ROOT, block_of, got, name_of, put
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import HELD_S, wait_until
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
@@ -37,7 +37,7 @@ class Memory:
 
     def _called(self, what):
         self.calls.append(what)
-        self.gate.wait(PATIENCE_S)
+        self.gate.wait(HELD_S)
         if self.error is not None:
             raise self.error
 

@@ -17,7 +17,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.processor import ChatMessage, Fetcher, FetchLimits, ImagePart, TextPart, Wanted
 from tests.processor.fetching.websites import PUBLIC, Detour, moved, ok, resolver, unknown_name, website
-from tests.waiting import PATIENCE_S
+from tests.waiting import HELD_S, PATIENCE_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fetchers_closed")]
 PICTURE = Wanted("picture", 1000, 5.0, ("video/",))
@@ -303,8 +303,8 @@ async def test_no_more_than_allowed_come_at_once():
 
 
 async def test_one_failure_ends_the_others():
-    async with website({"/x": slow(100), "/bad": b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"}) as site:
-        fetcher = Fetcher(FetchLimits(image_s=100.0), resolve=resolver([PUBLIC]), network=site.network)
+    async with website({"/x": slow(HELD_S), "/bad": b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"}) as site:
+        fetcher = Fetcher(FetchLimits(image_s=HELD_S, read_s=HELD_S), resolve=resolver([PUBLIC]), network=site.network)
         start_s = time.monotonic()
         with pytest.raises(MediaError, match="status 404") as e:
             async with fetcher.fetched(shown(A, "http://a.example/bad")):

@@ -14,7 +14,7 @@ from hydrainfer.processor.fetching import fetch
 from hydrainfer.processor.fetching.connection import PieceBudget
 from tests.processor.fetching.test_fetch import PICTURE, A, get, refused, shown, slow
 from tests.processor.fetching.websites import PUBLIC, ok, resolver, website
-from tests.waiting import PATIENCE_S
+from tests.waiting import HELD_S, PATIENCE_S
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fetchers_closed")]
 
@@ -173,7 +173,7 @@ async def test_a_name_that_is_not_resolved_keeps_its_slot_until_its_thread_ends(
 
     def getaddrinfo(host, *_, **__):
         if host.endswith("slow.example"):
-            answered.wait(PATIENCE_S)
+            answered.wait(HELD_S)
             raise OSError
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, 80))]
 

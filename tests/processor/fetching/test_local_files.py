@@ -8,7 +8,7 @@ import pytest
 from hydrainfer.core import InvalidRequest, MediaError, Overloaded, RequestTooLarge
 from hydrainfer.processor import Fetcher, FetchLimits, Wanted
 from hydrainfer.processor.fetching.local_files import locate_file, read_file
-from tests.waiting import PATIENCE_S
+from tests.waiting import HELD_S, PATIENCE_S
 
 pytestmark = pytest.mark.unit
 
@@ -28,7 +28,7 @@ def root(tmp_path):
 
 
 async def read(url, root, max_bytes=1000):
-    return await Fetcher(FetchLimits(roots=(root,))).get(url, Wanted("picture", max_bytes, 5.0), "p")
+    return await Fetcher(FetchLimits(roots=(root,))).get(url, Wanted("picture", max_bytes, HELD_S), "p")
 
 
 async def test_files_under_a_root_are_read(root):
