@@ -118,20 +118,29 @@ def test_batches_begin_before_the_last_layer_is_there(tmp_path, layered, kind, l
 
 
 def test_decodes_of_others_do_not_wait(tmp_path, layered, monkeypatch):
-    """Only batches of the one whose beginning is on its way."""
-    path = make_text(tmp_path / "model", "llama", seed=3)
-    waited, executed = [], LanguageRunner._execute
+    """Only batches of the one whose beginning is on its way, which may be its first decode, too."""
+    path, loading = make_text(tmp_path / "model", "llama", seed=3), []
+    waited, launched, executed, decoding = [], LanguageRunner.launch, LanguageRunner._execute, {}
+
+    def launch(runner, batch):  # once it is executed, the next one may have been planned
+        decoding[id(batch)] = all(item.seq.stage is Stage.DECODE for item in batch.work)
+        return launched(runner, batch)
 
     def execute(runner, batch, packed, plan, ahead, waits):
-        waited.append((bool(waits), all(item.seq.stage is Stage.DECODE for item in batch.work)))
+        seqs, decodes = [item.seq for item in batch.work], decoding[id(batch)]
+        if waits and not decodes:
+            loading.extend(seqs)
+        others = not any(seq is one for seq in seqs for one in loading)
+        waited.append((bool(waits), decodes, others))
         return executed(runner, batch, packed, plan, ahead, waits)
 
+    monkeypatch.setattr(LanguageRunner, "launch", launch)
     monkeypatch.setattr(LanguageRunner, "_execute", execute)
     with start(path, host_cache_gib=0.2, **few(path, 1.5)) as llm:
         said = converse(llm)
         waited.clear()
         for turns, answers in said:
             assert [one.tokens for one in ask(llm, turns)] == [one.tokens for one in answers]
-    assert any(waits for waits, _ in waited)
-    assert not any(waits and decodes for waits, decodes in waited)
-    assert sum(decodes for _, decodes in waited) > 20
+    assert any(waits for waits, *_ in waited)
+    assert not any(waits and decodes and others for waits, decodes, others in waited)
+    assert sum(decodes for _, decodes, _ in waited) > 20
